@@ -23,7 +23,7 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.native_routines import NativeRoutines
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.call.extern_table import _written
+from anyshape.runtime.call.program import written_names
 from anyshape.runtime.memory.pools import Block, Pool
 from anyshape.runtime.specialize.saved_policy import SavedLayout
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
@@ -212,7 +212,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
         word += length
     scratch = program[host.HEAD_SCRATCH]
     stride = program[host.HEAD_SCRATCH] = pages(scratch) + PAGE
-    written = _written(plan)
+    written = written_names(plan)
     inputs = []
     for buffer in plan.buffers:
         if buffer.is_parameter and buffer.name not in records.homes:

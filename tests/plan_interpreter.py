@@ -47,6 +47,8 @@ class Frame:
 class Runner:
     """Runs a plan step by step."""
 
+    on_host = True
+
     def __init__(self, plan: Plan, kernels: Sequence[Any]) -> None:
         self.plan = plan
         self.kernels = {kernel.name: kernel for kernel in kernels}

@@ -14,7 +14,8 @@ import anyshape
 from counting import Function, entered
 
 WARM = (18, 8)  # functions, files. Asked for: (15, 8)
-ROAD = (53, 27)  # the same on the road of a first call. Asked for: (45, 25), which is not reached
+# the same on the road of a first call; a program that runs without PyTorch, too, is a file more. Asked for: (45, 25)
+ROAD = (53, 28)
 # The floors of the road (ARCHITECTURE.md), each by the function that one enters it by. A first call enters over a
 # thousand functions, for a compiler has many passes; nobody follows these. What a reader follows is the way from the
 # entrance to each floor: the functions on the stack there, and this is what is counted. It leaves out helpers that have
@@ -56,7 +57,7 @@ def test_a_warm_call_goes_through_few_functions() -> None:
         x = torch.randn(6, 8)
         # of several: in some, garbage goes or a pool is trimmed, once in 256 calls or a minute
         path = min((entered(lambda: fast(x, w)) for _ in range(5)), key=len)
-    assert ("runtime/call/executable.py", "Executable.__call__") in named(path), told(path)
+    assert ("runtime/call/program.py", "Program.__call__") in named(path), told(path)
     assert len(path) <= WARM[0], told(path)
     assert len(files(path)) <= WARM[1], told(path)
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 import anyshape
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.memory_format import leader, lies_last
-from anyshape.runtime.call.call_frame import same_strides
 from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.driver.torch_driver import same_strides
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.torch_ops.convolution import by_product, convolve, few_windows

@@ -20,7 +20,7 @@ import torch
 import fuzzing
 from anyshape.base.config import Config
 from anyshape.ir.parse import parse
-from anyshape.runtime.call.executable import RECORDS
+from anyshape.runtime.call.program import RECORDS
 from anyshape.runtime.context.process_context import shared_context
 from roads import compiled
 

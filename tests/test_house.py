@@ -19,25 +19,30 @@ base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
 route/optimize  route
-ir  ops  passes  passes/driver
+ir  ops  passes  passes/routing  passes/driver
+dist  dist/cost  dist/pipeline  dist/simulate  dist/search
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
-runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specialize  runtime/call  runtime/budget
-runtime/inspect  runtime
-compiler
+backend/triton/codegen  backend/triton/driver  backend/triton
+runtime/driver  runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives
+runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
+compiler  artifact
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend
+frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
+frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend
 .  tools  tools/demo
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
 FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
-TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py")  # what torch's libraries do
+# what torch's libraries do, and its allocator of device memory
+TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py", "backend/triton/torch_memory.py")
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "runtime/call/executable.py")
+BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "backend/triton/runner.py",
+           "runtime/call/executable.py", "artifact/text_limits.py", "artifact/load.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
@@ -50,6 +55,7 @@ LONGEST = 60  # lines of a function
 FACE = 8  # names that a package's `__init__` gives to others
 # package: why its face is wider
 WIDE_FACES = {
+    ".": "the doors for users: what can be compiled, saved and planned, one name each",
     "route": "a library for users, who write `from anyshape import route`: cells, routers and plans are one name each",
     "ops": "a name for each kind of ops: importing them all fills the op table",
     "torch_compat": "every file that touches a private name of torch asks by these, as `compat.get(...)`",

@@ -28,6 +28,7 @@ from anyshape.ir.op import OPS
 from anyshape.ir.scalar import SCALAR, Ranges
 from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
+from anyshape.ops.collective import COLLECTIVES
 from anyshape.ops.routing import ROUTING
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
@@ -441,7 +442,7 @@ def test_every_row_is_sampled() -> None:
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
-                       "grouped_inner", *ROUTING, *SCATTERS}
+                       "grouped_inner", *ROUTING, *SCATTERS, *COLLECTIVES}
 
 
 def test_every_scalar_operation_has_a_row() -> None:

@@ -1,7 +1,7 @@
 """Every pass on every graph: its example, goldens, valid, idempotent, the same numbers; and every rule by itself."""
 from __future__ import annotations
 
-import importlib
+import sys
 import textwrap
 from collections.abc import Callable
 
@@ -39,6 +39,7 @@ from anyshape.passes import (
 from anyshape.passes.constant_folding import round_to
 from anyshape.passes.driver import pipeline
 from anyshape.passes.rewriter import same_type
+from anyshape.passes.routing import dispatch_fusion
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import symbol
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
@@ -46,7 +47,7 @@ from counting import calls
 from text_cases import CASES
 
 PASSES = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination, causal_mask,
-          cast_into_gemm, gemm_accumulate, gemm_chain_split, conv_epilogue, dce)
+          cast_into_gemm, gemm_accumulate, gemm_chain_split, conv_epilogue, dispatch_fusion, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -55,7 +56,7 @@ RUNNABLE = {name: text for name, text in CASES.items() if name not in ("everythi
 
 @pytest.mark.parametrize("name", STEPS)
 def test_the_example_at_the_head_of_a_pass(name: str) -> None:
-    text = importlib.import_module(f"anyshape.passes.{name}").__doc__ or ""
+    text = sys.modules[STEPS[name].__module__].__doc__ or ""
     before, after = text.split("before:\n")[1].split("after:\n")
     lines = after.splitlines()
     after = "\n".join(lines[:next(i for i, line in enumerate(lines) if line.strip().startswith("return")) + 1])
@@ -388,8 +389,9 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
                      "04_views.txt", "05_cse.txt", "06_scatter_accumulate.txt", "07_concat_elimination.txt",
                      "08_causal_mask.txt", "09_cast_into_gemm.txt",
                      "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_conv_epilogue.txt",
-                     "13_dce.txt"]
-    assert show(parse((folder / "13_dce.txt").read_text())) == show(after)
+                     "13_dispatch_fusion.txt",
+                     "14_dce.txt"]
+    assert show(parse((folder / "14_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

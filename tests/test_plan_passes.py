@@ -23,6 +23,7 @@ from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.parse import parse
 from anyshape.plan.ir.program import MemoryStep, Window
 from anyshape.plan.ir.show import show
+from anyshape.plan.memory.inplace_reuse import in_place
 from anyshape.plan.verify import verify
 from text_cases import CASES
 
@@ -231,3 +232,22 @@ def test_the_verifier_sees_what_is_wrong_before_there_are_offsets():
         with pytest.raises(VerifyError) as caught:
             verify(one, "a pass")
         assert why in caught.value.why and caught.value.where == "after a pass", (why, caught.value)
+
+
+def test_a_result_takes_the_place_of_the_input_that_dies():
+    """Of two that it could lie in, the first is the caller's."""
+    plan = parse(textwrap.dedent("""\
+        plan two  arena 0
+          where 1 <= n, n near 4096
+          in      x: f32[n]  4*n bytes  steps 0-1
+          buffer  a: f32[n]  4*n bytes  steps 0-1  arena
+          buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+          buffer  y: f32[n]  4*n bytes  steps 2-3  output 0
+          0  kernel k0(x, &a; n)
+          1  kernel k1(x, a, &b; n)
+               {reuse=[[0, 2], [1, 2]]}
+          2  matmul(b, b) -> y
+          out     y
+        """))
+    verify(plan)
+    assert in_place(plan) == {"b": "a"}

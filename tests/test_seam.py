@@ -66,7 +66,7 @@ def test_every_model(second: None, name: str) -> None:
         check_half(ZOO[name], 2)
 
 
-def test_limits(second: None) -> None:
+def check_limits() -> None:
     """Recomputation, values in chunks, and offloading are the runtime's, whatever runs the steps."""
     own, x = net(), torch.randn(48, 32)
     wanted = step(own, own, x)
@@ -78,7 +78,11 @@ def test_limits(second: None) -> None:
         torch.testing.assert_close(found, value)
 
 
-def test_train_steps(second: None) -> None:
+def test_limits(second: None) -> None:
+    check_limits()
+
+
+def check_train_step() -> None:
     own = net()
     other = net()
     optimizers = [torch.optim.AdamW(one.parameters(), fused=True) for one in (own, other)]
@@ -91,6 +95,10 @@ def test_train_steps(second: None) -> None:
         optimizers[1].zero_grad()
     for found, wanted in zip(own.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(found, wanted)
+
+
+def test_train_steps(second: None) -> None:
+    check_train_step()
 
 
 def test_a_failed_check_is_an_error(second: None) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anyshape.artifact.load import LoadedModel
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+    from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
+    from anyshape.frontend.onnx_program import OnnxCallable
+    from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "load", "release",
+           "reset_stats", "save", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -41,9 +47,76 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
     return api.compile_target(target, config)
 
 
+def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
+    """Compiles an ONNX model: one program for every size of its inputs.
+
+        detect = anyshape.compile_onnx("detector.onnx")
+        boxes = detect(images)
+
+    Args:
+        source: a path, the model's bytes, or an `onnx.ModelProto`; operator sets 7 to 28.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy or tensors of torch, in the model's order or by name, with `explain()`
+        and `memory()`. A size that the model names is one size wherever the name stands.
+
+    Raises:
+        InputError: it is no model, or breaks a limit. Unsupported: the extra `onnx` is not installed, or the model has
+            an operator set that is not known. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.onnx_program import compile_model
+    return compile_model(source, Config.make(**settings))
+
+
+def compile_jax(exported: Any, **settings: Any) -> JaxCallable:
+    """Compiles a function that JAX exported: one program for every size that was left symbolic.
+
+        sizes = jax.export.symbolic_shape("batch, time")
+        exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(sizes, jnp.float32))
+        fast = anyshape.compile_jax(exported)
+
+    Args:
+        exported: what `jax.export.export(...)(...)` returns, for one device.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes the function's arguments, trees of arrays of JAX or numpy, and gives its results in the
+        kind of the first array; with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no exported function. Unsupported: the extra `jax` is not installed, or an operation is not
+            carried; it names the operation and the line. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import jax_export
+    return jax_export.compile_exported(exported, Config.make(**settings))
+
+
+def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
+    """Compiles a StableHLO module, as JAX, TensorFlow and others export it: one program for every size.
+
+    Args:
+        source: the bytes of a portable artefact or of MLIR, or the module's text. Its function `main` is compiled.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy, torch or JAX in order and gives results in the kind of the first one;
+        with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no module, or breaks a limit. Unsupported: the extra `jax` (whose jaxlib reads modules) is not
+            installed, or an operation is not carried. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
+    return stablehlo_callable.compile_module(source, Config.make(**settings))
+
+
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
                scaler: Any = None, ema: float | None = None, gradient_dtype: Any = None,
-               **settings: Any) -> TrainStep:
+               strategy: Any = None, **settings: Any) -> TrainStep:
     """Compiles a whole train step: loss, gradients and the optimiser's update as one program for all sizes.
 
         step = anyshape.train_step(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=3e-4), clip_norm=1.0)
@@ -66,15 +139,98 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         ema: a running average of the parameters is kept in `averages`, of which this part stays at every step.
         gradient_dtype: `torch.bfloat16`: gradients that have to wait until all are there, for `clip_norm` or a
             `scaler`, are rounded to it, and take half the memory of float32. None: they wait as they are.
+        strategy: how the step is dealt out over the processes of `torch.distributed` (docs/distributed.md): "ddp",
+            "zero1", "fsdp", "tp", a mesh with named axes, or a `Strategy`. Each rank calls the step with its own rows;
+            the loss is that of all. None: one process.
         settings: fields of `Config`.
 
     Raises:
         ConfigError: an unknown setting, or an argument of another kind.
+        RankError: ranks differ in code, model, settings or versions.
     """
     from anyshape.base.config import Config
     from anyshape.frontend.train_step_api import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
-                     scaler=scaler, ema=ema, gradient_dtype=gradient_dtype)
+                     scaler=scaler, ema=ema, gradient_dtype=gradient_dtype, strategy=strategy)
+
+
+def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any = "auto", world: int,
+             machine: Any = "h100", memory_limit: Any = 0, lengths: Any = None, dtype: str = "") -> StrategySearch:
+    """Searches how to train a model on many devices: placements of every layer, collectives, recomputation, pipeline.
+
+        search = anyshape.strategy(model, loss_fn, optimizer, batch, world=128, machine="a100x8:800Gb")
+        print(search)
+        search.override("layers.*.mlp", placement="column")
+
+    The forward is traced with fake tensors: nothing is computed, no device is needed, and a model on the device `meta`
+    does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ from step
+    to step, placements of parameters are common to all, and what activations do is decided for each class of lengths.
+
+    Args:
+        model: an `nn.Module`.
+        loss_fn: a function of the model and the batch; it returns the loss, or a tuple that begins with it.
+        optimizer: a `torch.optim.Optimizer`, for the bytes of its state; None: as of AdamW.
+        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences of
+            all ranks together, and positions.
+        mesh: "auto", or sizes of axes that are fixed: {"tensor": 8}; of "data", "tensor", "context", "pipe".
+        world: number of devices.
+        machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
+        memory_limit: bytes of a device, as a number or such as "38GiB"; 0: all that the chip has.
+        lengths: of steps as they come, or length -> weight. None: that of `batch`.
+        dtype: of products, such as "bf16"; "": f32 on "cpu", else bf16, with weights and states in f32.
+
+    Returns:
+        The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and `trace("step.json")`.
+
+    Raises:
+        InputError: ranks, mesh or lengths that cannot be, or a model that cannot be traced.
+        LimitError: no strategy keeps to the limit; its `least` says which limit would do.
+        ConfigError: an unknown machine.
+    """
+    from anyshape.frontend.strategy.api import strategy as search
+    return search(model, loss_fn, optimizer, batch, mesh=mesh, world=world, machine=machine, memory_limit=memory_limit,
+                  lengths=lengths, dtype=dtype)
+
+
+def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
+    """Writes a compiled program to one file to deploy: text, weights, and machine code as a cache.
+
+        program = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        anyshape.save(anyshape.compile(program), "model.any")
+
+    Args:
+        compiled: what `anyshape.compile` made of a `torch.export.ExportedProgram`.
+        path: the file; one that is there is replaced when the new one is whole.
+        native: with the machine code of this machine, for `load(path, trust_native=True)`.
+
+    Returns:
+        The path.
+
+    Raises:
+        Unsupported: a step of it needs PyTorch, or it trains; nothing is written. OutputError: it cannot be written.
+    """
+    from anyshape.frontend.deploy import save_compiled
+    return save_compiled(compiled, path, native)
+
+
+def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
+    """Loads a file that `save` wrote. Neither torch nor, with `trust_native`, a compiler is needed.
+
+        run = anyshape.load("model.any", trust_native=True)
+        y = run(x)                                        # x: an array of numpy, PyTorch, JAX; y: of the same kind
+
+    Args:
+        path: the file. It is mapped: replace it by another file, do not write into it.
+        trust_native: run the machine code in the file. It may do anything that this process may: set it for files that
+            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite.
+        threads: of a call at most; 0: the cores that this process may run on.
+        verify: compare all bytes of the weights with their digest, too.
+
+    Raises:
+        ArtifactError: it is no such file, or it needs what this machine or process has not.
+    """
+    from anyshape.artifact.load import load as load_file
+    return load_file(path, trust_native, threads, verify)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:

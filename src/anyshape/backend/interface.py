@@ -10,7 +10,7 @@ A compilation carries a target (backend/targets.py); nothing outside of `backend
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,9 +94,10 @@ class PythonSteps(Protocol):
 
 
 class PlanRunner(Protocol):
-    """Runs one plan on one target. Threads may share it."""
+    """Runs one plan on one target. Threads may share it. on_host: results are memory of the host, with its pages."""
 
     sizes: SizeFunction
+    on_host: bool
 
     def specialize(self, placement: Placement) -> Payload:
         """The plan at given sizes.
@@ -124,7 +125,7 @@ class PlanRunner(Protocol):
 
         Returns DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY; of a device with streams also ISSUED: the work is on
         the stream, and of how it ends only DONE and CHECK_FAILED are open. The frame is kept until `ended` says which.
-        Steps behind a check that failed write nothing, in either case.
+        Kernels behind a check that failed write nothing, in either case.
         """
 
     def ended(self, frame: Any, wait: bool) -> int:
@@ -136,6 +137,12 @@ class PlanRunner(Protocol):
 
     def failure(self, frame: Any) -> tuple[int, int]:
         """After a run that did not end well: its step, and the position in `checks` from 1 on of what failed there."""
+
+
+class HostMemory(Protocol):
+    """A piece of the host's memory, there as long as somebody has it."""
+
+    address: int
 
 
 class Streams(Protocol):
@@ -169,6 +176,22 @@ class Streams(Protocol):
     def synchronize(self, stream: int) -> None:
         """Returns when everything on the stream is done."""
 
+    def side(self, name: str) -> int:
+        """A stream for copies beside the calls, which is made when it is first asked for: "out" or "back"."""
+
+    def pinned(self, bytes_: int) -> HostMemory:
+        """Memory of the host that the device copies to and from while other work runs.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+
+    def copy(self, target: int, source: int, bytes_: int, stream: int, to_host: bool | None = None) -> None:
+        """Copies on a stream, by address: inside the device (None), to the host, or to the device."""
+
+    def resident(self) -> int:
+        """Bytes that the process has on the device."""
+
 
 class HostRoutines(Protocol):
     """Native routines of the host that every target's runtime uses: searches on numbers, bytes and bits."""
@@ -197,14 +220,16 @@ class HostRoutines(Protocol):
 class Target(Protocol):
     """A device that programs are compiled for, as a value.
 
-    device: torch's word for it. machine_key: everything that its speed depends on.
+    device: torch's word for it, and for that of its tensors. machine_key: everything that its speed depends on.
     hardware: what fusions and schedules are chosen by. streams: None where a run has ended when it returns.
     """
 
     device: str
     streams: Streams | None
     hardware: HardwareParams
-    machine_key: str
+
+    @property
+    def machine_key(self) -> str: ...
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -213,8 +238,13 @@ class Target(Protocol):
     def emit(self, program: LoopProgram) -> str:
         """The text of a kernel: the same for the same program, always."""
 
-    def build(self, texts: Sequence[str]) -> list[Kernel]:
+    def build(self, texts: Sequence[str]) -> Sequence[Kernel]:
         """Compiles and loads kernels. Code lives as long as its kernels."""
+
+    @property
+    def own_ops(self) -> frozenset[str]:
+        """Of "attention" and "bernoulli", what it does itself, as an op of its own; PyTorch's operators do the others.
+        """
 
     def multiplies(self, dtype: str) -> bool:
         """Whether it has products and attention of this dtype, by the device's features."""
@@ -227,6 +257,10 @@ class Target(Protocol):
 
     def warm(self) -> None:
         """Loads what most programs need. May run in another thread, beside a trace."""
+
+    def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
+        """What allocates a tensor of PyTorch's on the device, for work on the calling thread's current stream: of its
+        sizes, strides in elements, and PyTorch's dtype."""
 
     def runner(self, plan: Plan, kernels: Sequence[Any]) -> PlanRunner:
         """What runs an allocated plan; kernels: those that it names, in any order."""

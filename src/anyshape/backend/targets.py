@@ -8,15 +8,31 @@ from typing import Any
 from anyshape.backend.interface import HostRoutines, Target
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
+from anyshape.base.errors import DeviceError
 
-TARGETS = {"cpu": "anyshape.backend.cpu.target"}  # name -> module with `target_of(cache, products)`
+# PyTorch's word for a kind of devices -> module with `target_of(cache, products)`; of devices with numbers or drivers
+# also `device_target_of(cache, products, device)`
+TARGETS = {"cpu": "anyshape.backend.cpu.target", "cuda": "anyshape.backend.triton.gpu"}
 DEFAULT = "cpu"
 HOST = "anyshape.backend.cpu.native_routines"
 
 
-def target_of(config: Config) -> Target:
-    """The target that programs of `config` are compiled for."""
-    return _module(TARGETS[DEFAULT]).target_of(cache_of(config), config.products_mode)  # type: ignore[no-any-return]
+def target_of(config: Config, device: str = "") -> Target:
+    """The target that programs of `config` are compiled for. device: PyTorch's word for that of their tensors, such as
+    "cuda:0"; left out, the usual one.
+
+    Raises:
+        DeviceError: there is no target for such devices, or this one cannot be used.
+    """
+    kind = device.partition(":")[0]
+    name = DEFAULT if kind in ("", "cpu") else kind
+    if name not in TARGETS:
+        raise DeviceError(f"there is no target for the device {device}", why=f"there are {', '.join(TARGETS)}",
+                          do="move the tensors to one of these")
+    module, given = _module(TARGETS[name]), (cache_of(config), config.products_mode)
+    if name == DEFAULT:
+        return module.target_of(*given)  # type: ignore[no-any-return]
+    return module.device_target_of(*given, device)  # type: ignore[no-any-return]
 
 
 def usual_target() -> Target:

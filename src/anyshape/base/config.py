@@ -164,6 +164,13 @@ def _nearest(name: str, known: Any) -> str:
     return f": perhaps {near[0]}" if near else ""
 
 
+def visible_devices(kind: str) -> tuple[str, str | None]:
+    """The variable of the environment by which a vendor's driver hides devices, and its value; None: it is not set."""
+    names = {"cuda": ("CUDA_VISIBLE_DEVICES",), "hip": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")}[kind]
+    name = next((one for one in names if one in os.environ), names[0])
+    return name, os.environ.get(name)
+
+
 @functools.cache
 def _warn_of_variable(name: str) -> None:
     """Says once that a variable of the environment sets nothing, where it looks like one of a setting."""

@@ -55,6 +55,10 @@ class DivisionError(AnyShapeError, ZeroDivisionError):
     """A whole number is divided by 0, found while a program ran."""
 
 
+class DeviceError(AnyShapeError):
+    """A device cannot be used: it has no driver, or an old one, or not enough memory; or its driver refuses a call."""
+
+
 class DataError(AnyShapeError, AssertionError, ValueError):
     """What the program asserts of its data does not hold: of every kind that eager PyTorch raises at such places."""
 
@@ -65,6 +69,10 @@ class VerifyError(AnyShapeError):
 
 class ParseError(AnyShapeError):
     """A text form could not be read back."""
+
+
+class ArtifactError(AnyShapeError):
+    """A deployed file is not as `anyshape.save` writes it, or needs what this machine or process has not."""
 
 
 class ConfigError(AnyShapeError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from anyshape.backend.interface import Kernel, Target
 from anyshape.ir.graph import Graph, Value
@@ -16,8 +17,10 @@ from anyshape.kernel.fusion.result import Fusion
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan, Window
 from anyshape.plan.remat.checkpoint_segments import RecomputeSegment
-from anyshape.runtime.call.executable import Executable
 from anyshape.sym.expr import Size, substitute
+
+if TYPE_CHECKING:
+    from anyshape.runtime.call.executable import Executable
 
 
 @dataclass(frozen=True, slots=True)

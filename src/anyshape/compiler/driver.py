@@ -1,4 +1,7 @@
-"""The whole road, from a graph to an executable: the only file that knows it. Read top to bottom."""
+"""The whole road, from a graph to an executable: the only file that knows it. Read top to bottom.
+
+Linking is imported where it is done: executables are PyTorch's, and a deployed graph is planned where there is none.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -6,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from anyshape.backend.interface import Target
 from anyshape.backend.targets import target_of
@@ -14,7 +18,6 @@ from anyshape.base.config import Config
 from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
-from anyshape.compiler.link import link_backward, link_pair, link_plan
 from anyshape.compiler.stages import KERNELS, LLVM, check_names, stages_of
 from anyshape.compiler.undefined_gradients import given, zeros_of
 from anyshape.ir.graph import Graph, Value
@@ -36,10 +39,12 @@ from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, origins, par
 from anyshape.plan.remat.checkpoint_segments import RecomputeSegment, again_graph, segments
 from anyshape.plan.remat.insert_recompute import kept_values
 from anyshape.plan.verify import verify
-from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
+
+if TYPE_CHECKING:
+    from anyshape.runtime.call.executable import Executable
 
 
 def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config, needed: tuple[Size, ...] = (),
@@ -58,6 +63,7 @@ def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config,
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
     """
+    from anyshape.compiler.link import link_pair
     target = target_of(config) if target is None else target
     first, note = plan_graph(forward, target, config, None, needed, whole), ""
     if backward is not None:
@@ -72,6 +78,7 @@ def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config,
 def compile_backward(graph: Graph, config: Config, forward: CompiledGraph, needed: tuple[Size, ...] = (),
                      whole: bool = False, names: Mapping[str, str] = MappingProxyType({})) -> CompiledGraph:
     """Compile a backward whose forward is there, and knows nothing of it; see `compile_pair`."""
+    from anyshape.compiler.link import link_backward
     return link_backward(plan_graph(graph, forward.target, config, forward, needed, whole), forward, config, names)
 
 
@@ -143,6 +150,7 @@ def _zeros(second: PlannedGraph, backward: BackwardGraph, whole: bool) -> list[t
 def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
     """The executable of `plan`, which is that of `compiled` but for its kernels and inputs. programs: by name, the
     kernels that `compiled` has not."""
+    from anyshape.compiler.link import link_plan
     used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
             for one in part.regimes for name in one.kernels}
     kernels = [kernel for kernel in compiled.kernels if kernel.name in used]

@@ -68,7 +68,7 @@ def link_pair(first: PlannedGraph, second: PlannedGraph | None, config: Config, 
     later = _in_orders(second, backwards, config, [None] * len(backwards), selection) if second is not None else []
     budgets: list[BudgetTerms | None] = [None] * len(forwards)
     if config.limited and held is not None:
-        budgets = [BudgetTerms(backward, config, held, calibration_of(config), zeros)
+        budgets = [BudgetTerms(backward, config, held, calibration_of(config, first.target), zeros)
                    for _, backward in itertools.zip_longest(forwards, later)]
     programs = _in_orders(first, forwards, config, budgets, selection)
     own = len(first.plans)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import torch
 from torch import Tensor
 
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.api import CompiledCallable
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
+from anyshape.frontend.train_step.distributed import as_batch, distribution_of
 from anyshape.frontend.train_step.optimizer_state import StepStates
 from anyshape.frontend.train_step.step_module import StepState, WholeStep
 from anyshape.frontend.train_step.traced_gradients import gradients_of
@@ -58,14 +60,14 @@ class TrainStep:
     def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer,
                  config: Config, *, clip_norm: float | None = None, accumulate: int = 1,
                  scaler: torch.amp.GradScaler | None = None, ema: float | None = None,
-                 gradient_dtype: torch.dtype | None = None) -> None:
+                 gradient_dtype: torch.dtype | None = None, strategy: Any = None) -> None:
         compiled = getattr(model, "_anyshape", None)
         inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
         if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             scaler = None
         self.settings = settings = StepSettings(
             inner, loss_fn, unwrapped(optimizer), config.replace(fullgraph=True), clip_norm, accumulate, scaler, ema,
-            gradient_dtype)
+            gradient_dtype, strategy)
         settings.check()
         optimizer = settings.optimizer
         warn_of_others(inner, optimizer)
@@ -79,9 +81,12 @@ class TrainStep:
         rule, why = rule_for(inner, optimizer)
         if rule is None:
             self._refuse_apart(why)
+            self._refuse_alone(why)
             self._fall_back(why)
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
+        if strategy is not None:
+            self._whole.state.distribution = distribution_of(strategy, inner, optimizer, self._names)
         self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = CompiledCallable(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
@@ -117,10 +122,13 @@ class TrainStep:
         why = why_apart(self.settings.optimizer)
         if why:  # hooks that are new, or weights
             self._refuse_apart(why)
+            self._refuse_alone(why)
             return self._run_apart(why, arguments, keywords)
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
         state = self._whole.state
+        if state.distribution is not None:
+            arguments, keywords = as_batch((arguments, keywords))
         state.has_ended = False
         try:
             loss, rest, _ = self._compiled.call(arguments, keywords)
@@ -130,6 +138,7 @@ class TrainStep:
                 raise
             cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
             why = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
+            self._refuse_alone(why)
             return self._run_apart(why, arguments, keywords)
         finally:
             if state.has_ended:  # an interrupt is raised after it
@@ -170,10 +179,28 @@ class TrainStep:
                 if self._apart is not None:
                     self._apart.finish()
                     self.position, self.norm = 0, self._apart.norm
-                else:
+                    return
+                with self.whole():
                     self._states.prepare(True)
                     self._states.make(self.position)
                     self._ended(True)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Parameters and optimiser state are whole inside, on every rank; what is changed there is taken over.
+
+        Under a strategy that deals them out, the model's tensors read as NaN elsewhere. All ranks enter it together, as
+        to evaluate, to save, or to load a state. Without a strategy it does nothing.
+        """
+        distribution = None if self._apart is not None else self._whole.state.distribution
+        with nullcontext() if distribution is None else distribution.whole():
+            yield
+
+    def _refuse_alone(self, why: str) -> None:
+        """Raises Unsupported under a strategy: the optimiser as it is knows nothing of other ranks."""
+        if self.settings.strategy is not None:
+            raise Unsupported("a step that is dealt out over ranks has to be one program", why=why,
+                              do="leave the strategy out, or choose an optimiser and a loss that can be compiled")
 
     def _refuse_apart(self, why: str) -> None:
         """Raises Unsupported where the optimiser may not run as PyTorch. (A limit is on forward and backward then.)"""
@@ -271,7 +298,8 @@ class TrainStep:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say has been said of this one
             found = TrainStep(model, copy.deepcopy(one.loss_fn, memo), optimizer, one.config, clip_norm=one.clip_norm,
-                              accumulate=one.accumulate, scaler=scaler, ema=one.ema, gradient_dtype=one.gradient_dtype)
+                              accumulate=one.accumulate, scaler=scaler, ema=one.ema, gradient_dtype=one.gradient_dtype,
+                              strategy=one.strategy)
         found.load_state_dict(self.state_dict())
         return found
 

@@ -59,7 +59,7 @@ class _Reader(Scanner):
                 outputs, strides, memory = self.outputs()
                 break
             else:
-                self.lines.append(self.text.count("\n", 0, self.at) + 1)
+                self.lines.append(self.line_number())
                 nodes.append(self.node())
         self.skip_blank()
         if self.at < len(self.text):

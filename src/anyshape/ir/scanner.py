@@ -17,16 +17,17 @@ from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-INTEGER = re.compile(r"-?\d+")
+INTEGER = re.compile(r"-?\d{1,19}(?!\d)")
+MOST_DEPTH = 64  # of brackets
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"#[ \t]?([^\n]*)")
 _SPACE = re.compile(r"[ \t]*")
 _BLANK = re.compile(r"(?:\s|#[^\n]*)*")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
-_RANGE = re.compile(r"(-?\d+)[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d+))?")
-_HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d+)")
-_DIVIDES = re.compile(r"(\d+)[ \t]+divides[ \t]+")
+_RANGE = re.compile(r"(-?\d{1,19})[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d{1,19})(?!\d))?")
+_HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d{1,18})(?!\d)")
+_DIVIDES = re.compile(r"(\d{1,18})[ \t]+divides[ \t]+")
 
 
 class Scanner:
@@ -38,6 +39,8 @@ class Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.depth = 0
+        self.counted = (0, 1)  # a position, and the number of its line
 
     # ---- facts
 
@@ -89,6 +92,9 @@ class Scanner:
         if self.on("["):
             self.expect("[")
             items: list[Attr] = []
+            self.depth += 1
+            if self.depth > MOST_DEPTH:
+                self.fail(f"brackets are nested more than {MOST_DEPTH} deep", "write fewer brackets")
             self.skip_blank()
             while not self.on("]"):
                 items.append(self.attribute())
@@ -97,6 +103,7 @@ class Scanner:
                     self.expect(",")
                     self.skip_blank()
             self.expect("]")
+            self.depth -= 1
             return tuple(items)
         if match := self.match(STRING):
             try:
@@ -167,6 +174,14 @@ class Scanner:
             self.expect(",")
 
     # ---- characters
+
+    def line_number(self) -> int:
+        """The number of the line that is read, from 1; lines are counted once, however often it is asked."""
+        position, number = self.counted
+        if position > self.at:
+            position, number = 0, 1
+        self.counted = (self.at, number + self.text.count("\n", position, self.at))
+        return self.counted[1]
 
     def statement(self, word: str) -> bool:
         """Takes `word` when it starts a line of its own kind, not an equation of a value of that name."""

@@ -1,6 +1,7 @@
 """The op table: importing this package fills `anyshape.ir.op.OPS` with one row per op, a file per kind."""
 from anyshape.ops import (
     attention,
+    collective,
     convolution,
     creation,
     extern,
@@ -15,6 +16,6 @@ from anyshape.ops import (
 )
 
 __all__ = [
-    "attention", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "routing", "scan",
-    "scatter", "view",
+    "attention", "collective", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "routing",
+    "scan", "scatter", "view",
 ]

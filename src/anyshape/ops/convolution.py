@@ -3,7 +3,8 @@ and of groups of rows, with channels first, by the host's own routine:
 
     grouped_conv(rows, weight, ends, ... | stride, padding, dilation)    [N, C, *S], [E, O, C, *K], [E], perhaps a bias
         [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32. With
-        `added` the last operand is added to all that, with `relu` the result is the maximum with 0
+        `added` the last operand is added to all that, with `relu` the result is the maximum with 0. With `gathered` or
+        `scattered` the order of a route stands behind the ends (ops/matmul.py)
 
     direct_conv(x, w, ... | stride, padding, dilation)   `convolution` over two dims, in one group, f32, by the host's
         own routine; `added` and `relu` as above. Behind a bias stand with `scaled` factors [O] of channels, by which
@@ -15,7 +16,18 @@ The weights keep PyTorch's order; who runs the op may pack them. A third operand
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.ops.type_rules import (
+    ORDERED,
+    Attrs,
+    Inputs,
+    Types,
+    add_row,
+    fail,
+    native,
+    ordered_rows,
+    same_device,
+    tensor,
+)
 from anyshape.sym.expr import Size, floordiv
 
 
@@ -76,28 +88,29 @@ add_row("convolution", "extern", "x, w, ... | stride, padding, dilation, groups"
 def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     operands = [tensor(name, inputs, position) for position in range(len(inputs))]
     x, w, ends, *more = operands
+    count, more = ordered_rows(name, attrs, x, more)
     bias = more[:-1] if attrs.get("added") else more
     if {kind.dtype for kind in (x, w, *more)} != {"f32"} or len(bias) > 1 or len(more) < len(bias):
         fail(name, f"operands are {', '.join(map(str, operands))}", "give f32, and one bias at most")
-    count = x.rank - 2
-    if not 1 <= count <= 3 or w.rank != x.rank + 1 or x.shape[1] != w.shape[2]:
+    dims = x.rank - 2
+    if not 1 <= dims <= 3 or w.rank != x.rank + 1 or x.shape[1] != w.shape[2]:
         fail(name, f"{x} and {w} are no convolution over one to three dims")
     if ends.dtype not in ("i32", "i64") or ends.shape != w.shape[:1]:
         fail(name, f"{ends} are no ends of {w.shape[0]} groups")
     if bias and bias[0].shape != w.shape[:2]:
         fail(name, f"{bias[0]} is no bias of {w.shape[0]} groups of {w.shape[1]} channels")
-    stride = _numbers(name, attrs, "stride", count, 1)
-    padding = _numbers(name, attrs, "padding", count, 0)
-    dilation = _numbers(name, attrs, "dilation", count, 1)
+    stride = _numbers(name, attrs, "stride", dims, 1)
+    padding = _numbers(name, attrs, "padding", dims, 0)
+    dilation = _numbers(name, attrs, "dilation", dims, 1)
     spatial = tuple(extent(*item) for item in zip(x.shape[2:], w.shape[3:], stride, padding, dilation, strict=True))
-    result = TensorType(x.dtype, (x.shape[0], w.shape[1], *spatial), None, same_device(name, operands))
+    result = TensorType(x.dtype, (count, w.shape[1], *spatial), None, same_device(name, operands))
     if len(more) > len(bias) and more[-1].shape != result.shape:
         fail(name, f"{more[-1]} is added to {result}")
     return (result,)
 
 
 add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped,
-        optional=("added", "relu"))
+        optional=("added", "relu", *ORDERED))
 add_row("direct_conv", "library", "x, w, ... | stride, padding, dilation", _infer_direct,
         optional=("added", "relu", "scaled", "shifted"))
 CONVOLUTIONS = ("grouped_conv", "direct_conv")  # by the host's own routines

@@ -5,6 +5,11 @@
     grouped(x, weights, ends)            [S, K], [E, K, N], [E] -> [S, N]: rows ends[e-1]:ends[e] of x @ weights[e]
     grouped_inner(x, y, ends)            [M, S], [S, N], [E] -> [E, M, N]: columns of x @ rows of y, of each group
 
+Behind the ends of `grouped` may stand the order of a route, order [S] i64 (ops/routing.py):
+
+    gathered     row i of x is x[order[i]]: x may have another number of rows
+    scattered    row i of the result is written to place order[i]: the order is a permutation (of convolutions)
+
 With `rounded`, bf16 or f16, operands in f32 are rounded to that first, and so is the result, whatever `dtype` it has.
 
 The ends of groups (i32 or i64) are what Python's slices take: a negative one counts from S, what is beyond S is S, and
@@ -14,7 +19,18 @@ and products over nothing, are zero.
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.ops.type_rules import (
+    ORDERED,
+    Attrs,
+    Inputs,
+    Types,
+    add_row,
+    fail,
+    native,
+    ordered_rows,
+    same_device,
+    tensor,
+)
 
 HALF = ("bf16", "f16")
 
@@ -50,8 +66,8 @@ def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (result,)
 
 
-def _infer_groups(name: str, inputs: Inputs, inner: bool) -> Types:
-    x, y, ends = (tensor(name, inputs, position) for position in range(3))
+def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types:
+    x, y, ends, *behind = (tensor(name, inputs, position) for position in range(len(inputs)))
     native(name, x.dtype)
     if x.dtype != y.dtype or x.dtype not in ("f32", "f64", *HALF):
         fail(name, f"operands have dtypes {x.dtype} and {y.dtype}", "cast both to one float dtype")
@@ -63,21 +79,24 @@ def _infer_groups(name: str, inputs: Inputs, inner: bool) -> Types:
         fail(name, f"{x} has {x.shape[-1]} columns, {y} has {y.shape[-2]} rows")
     if not inner and ends.shape[0] != y.shape[0]:
         fail(name, f"{ends} for {y.shape[0]} groups")
-    shape = (*ends.shape, x.shape[0], y.shape[1]) if inner else (x.shape[0], y.shape[2])
-    return (TensorType(x.dtype, shape, None, same_device(name, (x, y, ends))),)
+    rows, more = ordered_rows(name, attrs, x, behind)
+    if more:
+        fail(name, f"{len(inputs)} operands were given")
+    shape = (*ends.shape, x.shape[0], y.shape[1]) if inner else (rows, y.shape[2])
+    return (TensorType(x.dtype, shape, None, same_device(name, (x, y, ends, *behind))),)
 
 
-def _infer_grouped(name: str, inputs: Inputs, _attrs: Attrs) -> Types:
-    return _infer_groups(name, inputs, False)
+def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    return _infer_groups(name, inputs, attrs, False)
 
 
-def _infer_grouped_inner(name: str, inputs: Inputs, _attrs: Attrs) -> Types:
-    return _infer_groups(name, inputs, True)
+def _infer_grouped_inner(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    return _infer_groups(name, inputs, attrs, True)
 
 
 OPTIONAL = ("rounded", "dtype")
 add_row("matmul", "library", "a, b", _infer, optional=OPTIONAL)
 add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add, optional=OPTIONAL)
 GROUPED = ("grouped", "grouped_inner")  # products of groups of rows
-add_row("grouped", "library", "x, weights, ends", _infer_grouped)
+add_row("grouped", "library", "x, weights, ends, ...", _infer_grouped, optional=ORDERED[:1])
 add_row("grouped_inner", "library", "x, y, ends", _infer_grouped_inner)

@@ -78,6 +78,20 @@ def same_device(name: str, types: Sequence[TensorType]) -> str:
     return types[0].device
 
 
+ORDERED = ("gathered", "scattered")  # optional attributes of what goes through its rows in an order, an operand
+
+
+def ordered_rows(name: str, attrs: Attrs, x: TensorType, more: list[TensorType]) -> tuple[Size, list[TensorType]]:
+    """How many rows there are of x, and the operands behind the order, if there is one (ops/matmul.py)."""
+    if not any(attrs.get(key) for key in ORDERED):
+        return x.shape[0], more
+    if not more or more[0].dtype != "i64" or more[0].rank != 1:
+        fail(name, f"{', '.join(map(str, more[:1])) or 'nothing'} is no order of rows", "give i64 of rank 1")
+    if not attrs.get("gathered") and more[0].shape != x.shape[:1]:
+        fail(name, f"{more[0]} is no order of {x.shape[0]} rows")
+    return more[0].shape[0], more[1:]
+
+
 def dtype_of(name: str, attrs: Attrs) -> str:
     """The attribute `dtype`, a dtype that kernels know."""
     dtype = attrs["dtype"]

@@ -36,7 +36,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Attr, Graph, Literal, Node, Operand, Value
 from anyshape.ir.op import OPS, row
-from anyshape.ir.types import TensorType, kind_of
+from anyshape.ir.types import NATIVE, TensorType, kind_of
 from anyshape.passes.rewriter import Replay, replay, same_type
 from anyshape.sym.expr import Expr, Size
 
@@ -243,6 +243,8 @@ def _empty(replay: Replay, node: Node) -> Operand | None:
     if len(node.outputs) != 1 or node.op in ("full", "extern"):
         return None
     kind = node.output.tensor
+    if kind.dtype not in NATIVE:
+        return None
     if 0 in kind.shape:
         return _full(replay, round_to(0, kind.dtype), kind)
     if node.op in _NEUTRAL and any(0 in value.tensor.shape for value in node.values()):

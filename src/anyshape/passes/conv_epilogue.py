@@ -26,7 +26,7 @@ from typing import Any
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.passes.rewriter import Replay, replay
+from anyshape.passes.rewriter import Replay, replay, strided_results
 
 CONVOLUTIONS = ("grouped_conv", "direct_conv")
 
@@ -43,9 +43,7 @@ def conv_epilogue(graph: Graph, config: Config) -> Graph:
 def _with_rule(graph: Graph, rule: Any) -> Graph:
     reads = Counter(value.name for node in graph.nodes for value in node.values())
     roots = {value.name for value in graph.roots()} | {value.name for _, value in graph.writes}
-    strides = graph.output_strides or (None,) * len(graph.outputs)
-    strided = {value.name for value, wanted in zip(graph.outputs, strides, strict=True)
-               if isinstance(value, Value) and wanted not in (None, value.tensor.dense().layout())}
+    strided = strided_results(graph)
 
     def convolution(rewriting: Replay, operand: Operand) -> Node | None:
         """The grouped convolution that makes a value which nobody else reads."""

@@ -169,6 +169,13 @@ class Replay:
         )
 
 
+def strided_results(graph: Graph) -> set[str]:
+    """The names of results that the caller wants in other strides than dense ones."""
+    strides = graph.output_strides or (None,) * len(graph.outputs)
+    return {value.name for value, wanted in zip(graph.outputs, strides, strict=True)
+            if isinstance(value, Value) and wanted not in (None, value.tensor.dense().layout())}
+
+
 def same_type(a: object, b: object) -> bool:
     """The same dtype, shape and device."""
     return isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype == b.dtype and a.shape == b.shape \

@@ -4,8 +4,12 @@ from __future__ import annotations
 import re
 
 from anyshape.base.errors import ParseError
-from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, root, scaled, symbol
+from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod, root, scaled, symbol
 
+MOST_DEPTH = 64  # of parentheses
+MOST_DIGITS = 19  # of numbers of 64 bits
+MOST_WORK = 1 << 14  # terms that are multiplied in one text: a product of 24 sums would be 2^24 terms
+MOST_TOKENS = 1 << 16
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
 
@@ -22,6 +26,9 @@ def parse(text: str) -> Size:
                              why=f"unexpected {stripped[position]!r}", do="write a polynomial such as 4*b*n + 8")
         tokens.append(match.group(1))
         position = match.end()
+        if len(tokens) > MOST_TOKENS or (match.group(1).isdigit() and len(match.group(1)) > MOST_DIGITS):
+            raise ParseError("cannot read a size", where=f"at column {position}", why="it has too many parts or digits",
+                             do=f"write a number of at most {MOST_DIGITS} digits")
     reader = _Reader(tokens, text)
     size = reader.sum()
     reader.end()
@@ -31,8 +38,10 @@ def parse(text: str) -> Size:
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
         self.tokens = tokens
-        self.text = text
+        self.text = text if len(text) < 200 else f"{text[:200]}..."
         self.at = 0
+        self.depth = 0
+        self.work = 0
 
     def peek(self) -> str:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
@@ -50,6 +59,24 @@ class _Reader:
             raise ParseError(f"cannot read the size {self.text!r}", why=f"left over: {self.peek()!r}",
                              do="write one polynomial")
 
+    def times(self, a: Size, b: Size) -> Size:
+        """A product, while that is no expansion without end."""
+        self.work += _terms(a) * _terms(b)
+        if self.work > MOST_WORK:
+            raise ParseError(f"cannot read the size {self.text!r}", why="its products have too many terms",
+                             do="write shorter products")
+        return a * b
+
+    def inner(self) -> Size:
+        """A sum inside of parentheses."""
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise ParseError("cannot read a size", why=f"parentheses are nested more than {MOST_DEPTH} deep",
+                             do="write fewer parentheses")
+        result = self.sum()
+        self.depth -= 1
+        return result
+
     def sum(self) -> Size:
         result = self.term()
         while self.peek() in ("+", "-"):
@@ -62,7 +89,7 @@ class _Reader:
         result = self.factor()
         while self.peek() in ("*", "//"):
             if self.take() == "*":
-                result = result * self.factor()
+                result = self.times(result, self.factor())
             else:
                 divisor = self.factor()
                 if isinstance(divisor, int) and divisor == 0:
@@ -72,8 +99,11 @@ class _Reader:
         return result
 
     def factor(self) -> Size:
-        if self.peek() == "-":
+        negative = False
+        while self.peek() == "-":
             self.take()
+            negative = not negative
+        if negative:
             return -self.factor()
         base = self.primary()
         if self.peek() == "**":
@@ -82,32 +112,35 @@ class _Reader:
             if not power.isdigit() or int(power) > 64:
                 raise ParseError(f"cannot read the size {self.text!r}", why=f"{power!r} is no exponent from 0 to 64",
                                  do="write a small number after **")
-            return product([base] * int(power))
+            result: Size = 1
+            for _ in range(int(power)):
+                result = self.times(result, base)
+            return result
         return base
 
     def primary(self) -> Size:
         token = self.take()
         if token == "(":
-            inner = self.sum()
+            inner = self.inner()
             self.take(")")
             return inner
         if token.isdigit():
             return int(token)
         if token in ("max", "min", "mod") and self.peek() == "(":
             self.take("(")
-            a = self.sum()
+            a = self.inner()
             self.take(",")
-            b = self.sum()
+            b = self.inner()
             self.take(")")
             return {"max": maximum, "min": minimum, "mod": mod}[token](a, b)
         if token == "root" and self.peek() == "(":
             self.take("(")
-            a = self.sum()
+            a = self.inner()
             self.take(")")
             return root(a)
         if token == "scaled" and self.peek() == "(":
             self.take("(")
-            a = self.sum()
+            a = self.inner()
             self.take(",")
             factor = self.take()
             self.take(")")
@@ -119,3 +152,7 @@ class _Reader:
             raise ParseError(f"cannot read the size {self.text!r}", why=f"expected a name or number, found {token!r}",
                              do="write a polynomial such as 4*b*n + 8")
         return symbol(token)
+
+
+def _terms(size: Size) -> int:
+    return len(size.terms) if isinstance(size, Expr) else 1

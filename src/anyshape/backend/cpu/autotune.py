@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import math
 import os
 import threading
@@ -22,8 +23,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
+from importlib import metadata
+from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
@@ -41,12 +42,10 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
 from anyshape.backend.cpu.bytecode.encode_gemm import native as suits
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine.target import Machine, model
-from anyshape.backend.cpu.machine.torch_libs import alone, library
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.measurements import Measurements
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
 
@@ -97,6 +96,7 @@ class Autotune:
         self.measurements = measurements
         self.mode = mode
         self.decided: dict[str, bool] = {}
+        self.blas = native.blas.routines
 
     def ours(self, kind: str) -> bool:
         """Whether our routines do products of a kind."""
@@ -133,7 +133,7 @@ class Autotune:
 
     def gain(self, kind: str) -> float | None:
         """How many times as fast as the library our routines are, as measured; None: there is only one of them."""
-        if not (does(KINDS[kind].dtype, Fixed(self.machine, True)) and library().sgemm):
+        if not (does(KINDS[kind].dtype, Fixed(self.machine, True, self.blas)) and self.blas.products):
             return None
         return self.measurements.get(_name(kind), lambda: measured(self.native, kind))
 
@@ -161,6 +161,7 @@ def measured(native: NativeRoutines, kind: str) -> float:
 
 def _in_turn(native: NativeRoutines, kind: str) -> float:
     """The library's time over ours, of the fastest turns."""
+    from anyshape.backend.cpu.machine.torch_libs import alone
     alone()
     runs = [_run_of(native, kind, own) for own in (False, True)]
     other = own = math.inf
@@ -179,7 +180,10 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object]:
     """A product of a kind by one of its routines: activations by a weight as nn.Linear has it."""
-    one, fixed = KINDS[kind], Fixed(native.machine, own)
+    import torch
+
+    from anyshape.torch_compat.dtypes import TORCH_DTYPES
+    one, fixed = KINDS[kind], Fixed(native.machine, own, native.blas.routines)
     batch, rows, inner, columns = one.sizes
     dtype = TORCH_DTYPES[one.dtype]
     if kind == ATTENTION:
@@ -202,7 +206,7 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
     return _native(native, found, tensors, one.dtype)
 
 
-def _native(native: NativeRoutines, words: Sequence[int], tensors: list[torch.Tensor],
+def _native(native: NativeRoutines, words: Sequence[int], tensors: Sequence[Any],
             dtype: str) -> Callable[[], object]:
     """What runs one step of the host (backend/cpu/interpreter.py) on one thread; slot i + 1 of its words is tensor
     i."""
@@ -211,10 +215,10 @@ def _native(native: NativeRoutines, words: Sequence[int], tensors: list[torch.Te
     program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
     address = program.buffer_info()[0]
     native.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
-    scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)
+    scratch = (ctypes.c_uint8 * (program[host.HEAD_SCRATCH] + 64))()
     block = array("q", bytes(8 * (host.SLOTS + 1 + len(tensors))))
     block[host.FUNCTIONS], block[host.PROGRAM], block[host.THREADS] = ctypes.addressof(functions), address, 1
-    block[host.SCRATCH] = align(scratch.data_ptr())
+    block[host.SCRATCH] = align(ctypes.addressof(scratch))
     for slot, tensor in enumerate(tensors, 1):
         block[host.SLOTS + slot] = tensor.data_ptr()
     alive = functions, program, scratch, tensors
@@ -223,7 +227,8 @@ def _native(native: NativeRoutines, words: Sequence[int], tensors: list[torch.Te
 
 def machine_key(machine: Machine) -> str:
     """What a measurement of this machine depends on, beside what was measured."""
-    return f"{model()}, {os.cpu_count()} cores, {machine.key} torch {torch.__version__}"
+    library = metadata.version("torch") if importlib.util.find_spec("torch") is not None else "none"
+    return f"{model()}, {os.cpu_count()} cores, {machine.key} torch {library}"
 
 
 def autotune_of(native: NativeRoutines, mode: str) -> Autotune:

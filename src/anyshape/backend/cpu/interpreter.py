@@ -110,12 +110,8 @@ def run_plan(block: Block) -> int:
         length = step.length
         if op == KERNEL:
             run_kernel(block, KernelStep(step), workspace, program)
-            if block.status != 0:
-                return CHECK_FAILED
         elif op == SERIES:
             run_series(block, SeriesStep(step), workspace, program)
-            if block.status != 0:
-                return CHECK_FAILED
             length += SeriesStep(step).words
         elif op == BANDS:
             run_bands(block, SeriesStep(step), workspace, program)
@@ -138,8 +134,6 @@ def run_plan(block: Block) -> int:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:
             run_route_plan(block, RoutePlanStep(step))
-            if block.status != 0:
-                return CHECK_FAILED
         elif op == SEGMENTS:
             run_segments(block, SegmentStep(step))
         elif op == OVER:
@@ -150,6 +144,8 @@ def run_plan(block: Block) -> int:
             call(block.callback, block.state, step.number)
             if block.step != STEP_DONE:
                 return CALLBACK_FAILED
+        if block.status != 0:
+            return CHECK_FAILED
         time = read_clock(block, time, step.number)
         step = Step(step + 8 * length)
         op = step.op

@@ -8,15 +8,14 @@ import itertools
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.interpreter import emit_host
-from anyshape.backend.cpu.llvm import jit
-from anyshape.backend.cpu.llvm.jit import LoadedKernel, Routines
+from anyshape.backend.cpu.llvm.loaded_code import CodeSource, LoadedKernel, Routines
+from anyshape.backend.cpu.machine.blas import Blas
 from anyshape.backend.cpu.machine.target import Machine, host
-from anyshape.backend.cpu.machine.torch_libs import library
 from anyshape.backend.cpu.microkernels import (
     digest,
     direct_conv,
@@ -31,6 +30,7 @@ from anyshape.backend.cpu.routines import budget_search
 from anyshape.backend.interface import ObjectCache, PythonSteps
 
 WORD = ctypes.c_int64
+HOST = ("run_plan", "measure", "search", "neighbours")  # what is called of the module "host"
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
 FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
             (softmax_rows.emit_attention, softmax_rows.routines()),
@@ -48,13 +48,17 @@ class NativeRoutines:
         machine: for which they are compiled.
         cache: where object code is kept; None: it is compiled (a quarter of a second, and as much again for the
             products of a dtype, when a program first has one).
+        blas: the libraries that its plans call; torch's when left out.
+        code: what has been compiled already; compiled here when left out.
     """
 
-    def __init__(self, machine: Machine, cache: ObjectCache | None = None) -> None:
+    def __init__(self, machine: Machine, cache: ObjectCache | None = None, blas: Blas | None = None,
+                 code: CodeSource | None = None) -> None:
         self.machine = machine
         self.cache = cache
-        names = "run_plan", "measure", "search", "neighbours"
-        self.native = jit.load(emit_host(), names, machine, cache)
+        self.blas = _torch_blas() if blas is None else blas
+        self.code = code
+        self.native = self._loaded("host", emit_host, HOST)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
@@ -82,13 +86,20 @@ class NativeRoutines:
         """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""
         with self.lock:
             if dtype not in self.products:
-                self.products[dtype] = [self._loaded(emit(self.machine, (dtype,)), names) for emit, names in FAMILIES]
+                self.products[dtype] = [
+                    self._loaded(f"products {number} {dtype}", partial(emit, self.machine, (dtype,)), names)
+                    for number, (emit, names) in enumerate(FAMILIES)]
             return {name: address for loaded in self.products[dtype] for name, address in loaded.address.items()}
 
-    def _loaded(self, text: str, names: list[str]) -> Routines:
-        """The module of `text`, with those of the routines `names` that it has."""
-        found = [name for name in names if f"@{name}(" in text]
-        return jit.load(text, found, self.machine, self.cache) if found else Routines({}, None)
+    def _loaded(self, module: str, text: Callable[[], str], names: Sequence[str]) -> Routines:
+        """A module, with those of the routines `names` that it has. text: of it, where it has to be compiled."""
+        if self.code is not None:
+            return self.code.routines(module, names)
+        # LLVM is not there in every process that runs programs
+        from anyshape.backend.cpu.llvm import jit
+        written = text()
+        found = [name for name in names if f"@{name}(" in written]
+        return jit.load(written, found, self.machine, self.cache) if found else Routines({}, None)
 
     def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
         """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.
@@ -97,9 +108,9 @@ class NativeRoutines:
             dtypes: of the program's products; other dtypes' routines have the address 0, as those have that this
                 processor does without.
         """
-        torch = library()
-        table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier, ctypes.addressof(self.load)]
+        blas = self.blas
+        table = [blas.parallel, blas.thread_number, blas.team_size, blas.sgemm, blas.dgemm, blas.clock,
+                 blas.sgemm_batch, blas.dgemm_batch, blas.barrier, ctypes.addressof(self.load)]
         found: dict[str, int] = {}
         for dtype in dtypes:
             found |= self.products_of(dtype)
@@ -140,14 +151,15 @@ class NativeRoutines:
         """The search under a limit, compiled when it is first needed."""
         with self.lock:
             if not self._searches:
-                self._searches.append(_BudgetSearch(self.machine, self.cache))
+                names = "begin", "advance"
+                self._searches.append(_BudgetSearch(self._loaded("budget", budget_search.emit_search, names)))
             return self._searches[0]
 
     # --- bytes and bits
 
     @cached_property
     def _digest(self) -> tuple[Any, Routines]:
-        loaded = jit.load(digest.emit_digest(), ("digest",), self.machine, self.cache)
+        loaded = self._loaded("digest", digest.emit_digest, ("digest",))
         return ctypes.CFUNCTYPE(None, *[WORD] * 3)(loaded.address["digest"]), loaded
 
     def digest(self, address: int, bytes_: int) -> int:
@@ -158,7 +170,7 @@ class NativeRoutines:
 
     @cached_property
     def _twister(self) -> tuple[Any, Routines]:
-        loaded = jit.load(mt19937.emit_twister(self.machine), ("draw",), self.machine, self.cache)
+        loaded = self._loaded("twister", partial(mt19937.emit_twister, self.machine), ("draw",))
         return ctypes.CFUNCTYPE(None, *[WORD] * 4)(loaded.address["draw"]), loaded
 
     def draw(self, state: int, result: int, count: int, limit: int) -> None:
@@ -173,10 +185,16 @@ class _BudgetSearch:
     """The native loop of a search for what to recompute or to offload; both take a frame
     (backend/cpu/bytecode/budget_frame.py)."""
 
-    def __init__(self, machine: Machine, cache: ObjectCache | None) -> None:
-        self.native = jit.load(budget_search.emit_search(), ("begin", "advance"), machine, cache)
+    def __init__(self, native: Routines) -> None:
+        self.native = native
         routine = ctypes.CFUNCTYPE(WORD, WORD)
         self.begin, self.advance = routine(self.native.address["begin"]), routine(self.native.address["advance"])
+
+
+def _torch_blas() -> Blas:
+    """Those of torch, which is imported when a program needs them."""
+    from anyshape.backend.cpu.machine.torch_libs import library
+    return library()
 
 
 def routines_of(cache: ObjectCache | None) -> NativeRoutines:

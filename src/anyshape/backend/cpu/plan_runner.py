@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import Products, may_pack_over
 from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, encode
-from anyshape.backend.cpu.llvm.jit import LoadedKernel
+from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps
@@ -42,6 +42,8 @@ class CpuPlanRunner:
         products: which our routines do (backend/cpu/autotune.py).
     """
 
+    on_host = True
+
     def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel], native: NativeRoutines, products: Products) -> None:
         self.plan = plan
         self.kernels = tuple(kernels)
@@ -64,10 +66,10 @@ class CpuPlanRunner:
 
     def specialize(self, placement: Placement) -> CpuPayload:
         """See `PlanRunner`."""
-        steps = _without(placement.encoded, placement.skipped) if placement.skipped else placement.encoded
+        steps = without(placement.encoded, placement.skipped) if placement.skipped else placement.encoded
         calls = self._check(steps)
         if placement.actions:
-            steps, calls = _with_actions(steps, placement.actions, len(self.plan.steps)), True
+            steps, calls = with_actions(steps, placement.actions, len(self.plan.steps)), True
         first = host.HEAD_WORDS + len(placement.offsets)
         words = array("q", [placement.kept, 0, first, self.workspace, placement.given, placement.empty,
                             len(placement.offsets) // 2, *placement.offsets, *steps, host.END])
@@ -177,7 +179,7 @@ def _block_words(step: KernelStep) -> int:
                for one in step.regimes)
 
 
-def _without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
+def without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
     """The words of the steps but for some."""
     words: list[int] = []
     at = 0
@@ -188,7 +190,7 @@ def _without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
     return words
 
 
-def _with_actions(steps: Sequence[int], found: Sequence[int], number: int) -> list[int]:
+def with_actions(steps: Sequence[int], found: Sequence[int], number: int) -> list[int]:
     """The words of the steps with calls of Python before some of them, which are numbered from `number` on."""
     words: list[int] = []
     at = done = 0

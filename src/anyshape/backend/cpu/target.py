@@ -1,18 +1,20 @@
 """The CPU as a target: kernels by LLVM, products by our routines or the library's, plans by a native interpreter."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.jit import LoadedKernel, build
+from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache, Streams
+from anyshape.backend.measurements import Measurements
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
@@ -30,12 +32,17 @@ class CpuTarget:
     device = "cpu"
     streams: Streams | None = None
     hardware = HARDWARE
+    own_ops = frozenset(("attention", "bernoulli"))
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
         self.machine = machine
         self.native = native
         self.autotune = autotune
-        self.machine_key = machine_key(machine)
+
+    @property
+    def machine_key(self) -> str:
+        """See `Target`."""
+        return machine_key(self.machine)
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -46,13 +53,15 @@ class CpuTarget:
         """See `Target`."""
         return emit(program, self.machine)
 
-    def build(self, texts: Sequence[str]) -> list[LoadedKernel]:
+    def build(self, texts: Sequence[str]) -> Sequence[LoadedKernel]:
         """See `Target`."""
+        # LLVM is not there in every process that runs programs
+        from anyshape.backend.cpu.llvm.jit import build
         return build(texts, self.machine, self.native.cache)
 
     def multiplies(self, dtype: str) -> bool:
         """See `Target`."""
-        return native(dtype, self.machine)
+        return native(dtype, self.machine, self.autotune.blas)
 
     def multiplies_any_strides(self, dtype: str) -> bool:
         """See `Target`."""
@@ -66,6 +75,11 @@ class CpuTarget:
         """See `Target`."""
         self.native.products_of(USUAL)
 
+    def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
+        """See `Target`."""
+        from anyshape.torch_compat.versions import api
+        return api.allocator()
+
     def runner(self, plan: Plan, kernels: Sequence[LoadedKernel]) -> CpuPlanRunner:
         """See `Target`."""
         return CpuPlanRunner(plan, kernels, self.native, self.autotune)
@@ -76,3 +90,9 @@ def target_of(cache: ObjectCache | None, products: str) -> CpuTarget:
     """The processor that this process runs on, one object per cache and mode (backend/cpu/autotune.py)."""
     native_routines = routines_of(cache)
     return CpuTarget(native_routines.machine, native_routines, autotune_of(native_routines, products))
+
+
+def deployed_target(native: NativeRoutines) -> CpuTarget:
+    """The processor with these routines, whose products are all our own, or BLAS's where ours do not do them: nothing
+    is measured."""
+    return CpuTarget(native.machine, native, Autotune(native, Measurements(None, ""), "own"))

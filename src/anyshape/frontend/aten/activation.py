@@ -237,6 +237,8 @@ def dropout_backward(t: Translator, grad: Value, mask: Value, scale: Any) -> Val
 def drawn_mask(t: Translator, x: Value, share: Any, generator: Any = None) -> Value:
     """The mask of a dropout (frontend/aten/decompositions.py), drawn in the order of indices. Nothing but the shape of
     the operand counts."""
+    if "bernoulli" not in t.target.own_ops:
+        raise Decline("random numbers are PyTorch's on this device")
     if t.out.dtype != "bool" or generator is not None or not isinstance(share, float) or not 0.0 < share < 1.0:
         raise Decline("random numbers")
     shape = t.out.shape

@@ -23,6 +23,8 @@ def _given(t: Translator, q: Value, k: Value, v: Value, dropout: Any, mask: Valu
            scale: Any) -> tuple[tuple[Value, ...], float | None]:
     """The operands after the values, and the scale."""
     dtype = q.tensor.dtype
+    if "attention" not in t.target.own_ops:
+        raise Decline("attention is PyTorch's on this device")
     if dtype not in DTYPES or (dtype in HALF and not t.target.multiplies(dtype)):
         raise Decline(f"{dtype} on this processor")
     if dropout:

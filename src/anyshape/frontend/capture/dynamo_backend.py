@@ -29,6 +29,7 @@ from anyshape.frontend.programs.compile_program import check_stages, compile_pro
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
+from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
 from anyshape.frontend.train_step.program import StepProgram
 from anyshape.frontend.train_step.traced_gradients import detached, point_at_forward
@@ -215,6 +216,8 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
     number = next(first, None)
     if number is None:
         number = compilation.next_update(traced, reason)
+    if compilation.step.distribution is not None:
+        return compile_distributed(compilation, number, gm, static)
     halves = step_halves(gm, static)
     if halves is None:
         expanded(gm)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from anyshape.backend.targets import target_of
+from anyshape.backend.interface import Target
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
@@ -18,6 +18,7 @@ from anyshape.compiler.stages import check_names
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.differential_check import CheckedProgram
+from anyshape.frontend.programs.graph_device import target_for
 from anyshape.frontend.programs.graph_partition import is_in_parts, split_program
 from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
@@ -99,6 +100,7 @@ def compile_program(request: ProgramRequest) -> Boxed:
     Raises:
         Unsupported: too much of it; the caller runs the graph as PyTorch would.
     """
+    target_for(request.gm, request.config)
     first, why = None, ""
     try:
         if not is_in_parts(request.gm):
@@ -109,20 +111,20 @@ def compile_program(request: ProgramRequest) -> Boxed:
         first, why = error.node, error.what
     return split_program(
         request, first, why,
-        translate=lambda gm, name: to_graph(gm, name.replace(".", "_"), target=target_of(request.config)),
+        translate=lambda gm, name: to_graph(gm, name.replace(".", "_"), target=target_for(request.gm, request.config)),
         build=lambda form, name: _built(request, name, *form))
 
 
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
            forward: CompiledGraph | None = None) -> Boxed:
     """A program that runs `graph`: all of the request's, or a part of it with a name of its own."""
-    _refuse_other_devices(graph, target_of(request.config).device)
+    target = target_for(request.gm, request.config)
     ahead = prepared_of(request) if name == request.name else None
     compiled = None if ahead is None else ahead.compiled
     if compiled is None:
         with api.outside_tracing():
             if forward is None:
-                compiled = _with_backward(request, name, graph, notes)
+                compiled = _with_backward(request, name, graph, notes, target)
             else:
                 compiled = _later(request, graph, notes, forward)
     if name == request.name:
@@ -134,13 +136,14 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
     return program if notes.constants else compiled.executable  # one Python call less per run
 
 
-def _with_backward(request: ProgramRequest, name: str, graph: Graph, notes: Notes) -> CompiledGraph:
+def _with_backward(request: ProgramRequest, name: str, graph: Graph, notes: Notes, target: Target) -> CompiledGraph:
     """Compiles a graph, and its backward with it where the two are to know each other: under a limit, and of a whole
     step. That is handed over when torch asks for it."""
     config, compilation = request.config, request.compilation
     backward = _backward_of(request)
     ahead = backward if name == request.name and (config.limited or request.whole) else None
-    given = config, _needed(graph, notes, backward), request.whole, compilation.names_of(request.name), compilation.held
+    given = (config, _needed(graph, notes, backward), request.whole, compilation.names_of(request.name),
+             compilation.held, target)
     try:
         pair = compile_pair(graph, ahead.form[0] if ahead is not None and ahead.form is not None else None, *given)
     except Exception:
@@ -182,7 +185,7 @@ def _backward_of(request: ProgramRequest) -> Prepared | None:
 def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
     """A backward in our IR, which reads the tape of a forward that has no plan yet."""
     try:
-        graph, notes = to_graph(gm, name.replace(".", "_"), "backward", target_of(request.config))
+        graph, notes = to_graph(gm, name.replace(".", "_"), "backward", target_for(gm, request.config))
     except Unsupported as error:  # it will be compiled in parts, or not at all
         return Prepared(gm, refused=f"nothing is computed again: {error.what}")
     backward = BackwardGraph(graph, notes.renamed, _needed(graph, notes, None), len(notes.constants), request.wrapped)
@@ -213,13 +216,6 @@ def _differences(notes: Notes) -> list[Size]:
     return [size for a, b in notes.equalities for size in (a - b, b - a) if isinstance(size, Expr)]
 
 
-def _refuse_other_devices(graph: Graph, device: str) -> None:
-    for value in (*graph.inputs, *(result for node in graph.nodes for result in node.outputs)):
-        if isinstance(value.type, TensorType) and value.type.device != device:
-            raise Unsupported(f"{value.name} is on the device {value.type.device}", why="programs run on CPUs only",
-                              do="move the inputs to the CPU")
-
-
 def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | None]:
     """The graph of a request in our IR, what it does not say, and for a backward the compiled forward.
 
@@ -230,7 +226,8 @@ def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | Non
     if known is not None and known.form is not None:
         backward, notes = known.form
     else:
-        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, target_of(request.config))
+        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role,
+                                target_for(request.gm, request.config))
         backward = BackwardGraph(graph, notes.renamed)
     return backward.graph if forward is None else backward.reading(forward.plan), notes, forward
 

@@ -41,6 +41,7 @@ GRADIENTS = torch.ops.anyshape.gradients.default
 
 Part = Literal["gathers", "measures", "updates"]  # the method of StepUpdate that says what is done with gradients
 PARTS = {"gathers": StepUpdate.gathers, "measures": StepUpdate.measures, "updates": StepUpdate.updates}
+ROLE = "anyshape_role"  # of an input that the update reads: see StepUpdate.roles
 ANOTHER = "another update behind the same trace"
 TWICE = "the limit refuses the batch in one run: it runs twice, {} (docs/train-step.md)"
 
@@ -217,7 +218,7 @@ def with_update(step: GraphModule, update: StepUpdate, part: Part,
     last = inputs[-1]
     targets: list[Node] = []
     values = []
-    for place, tensor in zip(places, update.tensors(), strict=True):
+    for place, tensor, role in zip(places, update.tensors(), update.roles(), strict=True):
         with mode, torch.no_grad():
             value = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
         if place < 0:
@@ -225,6 +226,7 @@ def with_update(step: GraphModule, update: StepUpdate, part: Part,
                 last = graph.placeholder(f"update_{len(targets)}")
             last.meta = {"val": value}
         targets.append(last if place < 0 else inputs[place])
+        targets[-1].meta[ROLE] = role
         values.append(value)
     gradients = [one for one in node.args[0] if one is not None]
     formulas, written, norm, finite = _formulas(update, part, values, node)

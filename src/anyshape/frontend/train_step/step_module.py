@@ -29,9 +29,10 @@ class StepState:
         has_ended: the last call has changed all that it changes.
         norm, finite: of that call, as in `Changes`.
         nothing: an empty tensor, which stands for gradients.
+        distribution: how the step is dealt out over ranks (frontend/train_step/distributed.py); None on one.
     """
 
-    __slots__ = ("finite", "has_ended", "is_last", "norm", "nothing", "update")
+    __slots__ = ("distribution", "finite", "has_ended", "is_last", "norm", "nothing", "update")
 
     def __init__(self) -> None:
         self.update: StepUpdate | None = None
@@ -40,6 +41,7 @@ class StepState:
         self.norm: Tensor | None = None
         self.finite: Tensor | None = None
         self.nothing = torch.empty(0)
+        self.distribution: Any = None
 
 
 class WholeStep(torch.nn.Module):

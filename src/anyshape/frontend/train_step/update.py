@@ -103,6 +103,16 @@ class StepUpdate:
             found += [one.weight, *one.states.values(), one.numbers, one.gathered, one.average]
         return [tensor for tensor in found if tensor is not None]
 
+    def roles(self) -> list[str]:
+        """What each of `tensors` is: weight, or state, each with the number of its weight; "" for others."""
+        beside = (self.steps, self.uses, self.most, self.part, self.scale, self.norm, self.finite)
+        found = [""] * sum(one is not None for one in beside)
+        for number, one in enumerate(self.weights):
+            state = f"state {number}"
+            found += [f"weight {number}", *[state] * len(one.states), "", *[state] * (one.gathered is not None),
+                      *[state] * (one.average is not None)]
+        return found
+
     def on(self, tensors: Iterable[Tensor]) -> StepUpdate:
         """The same update of other tensors, in the order of `tensors`."""
         given: Iterator[Tensor] = iter(tensors)

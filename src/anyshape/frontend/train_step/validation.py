@@ -56,6 +56,7 @@ class StepSettings:
     scaler: torch.amp.GradScaler | None
     ema: float | None
     gradient_dtype: torch.dtype | None
+    strategy: Any = None
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be a train step."""

@@ -23,6 +23,7 @@ from anyshape.passes.dce import dce
 from anyshape.passes.driver.graph_override import put_back
 from anyshape.passes.gemm_accumulate import gemm_accumulate
 from anyshape.passes.gemm_chain_split import gemm_chain_split
+from anyshape.passes.routing.dispatch_fusion import dispatch_fusion
 from anyshape.passes.scatter_accumulate import scatter_accumulate
 from anyshape.passes.simplify import simplify
 from anyshape.passes.views import views
@@ -33,7 +34,7 @@ Pass = Callable[[Graph, Config], Graph]
 # products, addends and strips count readers, so equal equations are one before; dce sweeps
 ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
                           causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
-                          conv_epilogue, dce)
+                          conv_epilogue, dispatch_fusion, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), and calls past torch's

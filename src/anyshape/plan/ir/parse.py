@@ -514,7 +514,7 @@ class _Reader(Scanner):
         super().end_of_line()
 
     def line(self) -> int:
-        return self.text.count("\n", 0, self.at) + 1
+        return self.line_number()
 
 
 def _is(value: Attr, hint: Any) -> bool:

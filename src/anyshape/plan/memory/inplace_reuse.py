@@ -23,7 +23,10 @@ def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> 
     buffers = {b.name: b for b in plan.buffers}
     names: dict[str, str] = {}
     for position, step in enumerate(plan.steps):
-        for source_window, output_window in pairs(step):
+        taken: set[str] = set()  # by this step
+        for source_window, output_window in possible(step):
+            if {source_window.buffer, output_window.buffer} & taken:
+                continue
             source = buffers[names.get(source_window.buffer, source_window.buffer)]
             output = buffers[output_window.buffer]
             uses = [w for w in touched(step) if w.buffer == source_window.buffer and w is not source_window]
@@ -36,22 +39,29 @@ def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> 
                         and dtypes[source.name] != dtypes[output.name])):
                 continue
             names[output.name] = source.name
+            taken |= {source_window.buffer, output_window.buffer}
             buffers[source.name] = united(source, [source, output])
     return _ended(names, {b.name for b in plan.buffers if b.is_output})
 
 
 def pairs(step: Step) -> list[tuple[Window, Window]]:
-    """What a step reads and may write over, with the result: a kernel says it; a product adds to what is there."""
+    """What a step reads and may write over, with the result that does: each once."""
+    found: list[tuple[Window, Window]] = []
+    for source, output in possible(step):
+        if all(source is not one and output is not other for one, other in found):
+            found.append((source, output))
+    return found
+
+
+def possible(step: Step) -> list[tuple[Window, Window]]:
+    """What a step reads and may write over, with every result that could: a kernel says it; a product adds to what is
+    there."""
     if isinstance(step, KernelStep):
-        first: dict[int, int] = {}  # of several outputs that could lie in one input, and inputs that one could lie in
-        for source, output in step.reuse:
-            if source not in first and output not in first.values():
-                first[source] = output
-        return [(step.params[source], step.params[output]) for source, output in first.items()]
+        return [(step.params[source], step.params[output]) for source, output in step.reuse]
     if isinstance(step, TiledGemmStep):  # the product reads its operands to the end, and of its result there is a band
     # only
         apart = {window.buffer for window in touched(step.product)}
-        return [(source, output) for source, output in pairs(step.kernel)
+        return [(source, output) for source, output in possible(step.kernel)
                 if source.buffer not in apart and output.buffer not in apart]
     if isinstance(step, LibraryStep) and step.op == "matmul_add":
         addend, result = step.inputs[2], step.outputs[0]

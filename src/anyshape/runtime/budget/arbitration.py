@@ -10,7 +10,6 @@ bytes. What a tape had to give is remembered, and the next step's forward keeps 
 """
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import itertools
 import threading
@@ -28,7 +27,7 @@ from anyshape.runtime.budget.calibration import Calibration
 from anyshape.runtime.budget.memory_budget import APART, UNLIMITED, MemoryBudget, key_of, mega
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offload_store import StoreReservation
+from anyshape.runtime.memory.offload_store import Reservation
 from anyshape.runtime.memory.pools import Block, LiveTapes, SegmentedBlock, TapeMemory, whole
 from anyshape.runtime.specialize.offload_schedule import first_read
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
@@ -80,7 +79,7 @@ class Participant:
 class SharedMemoryBudget(MemoryBudget):
     """A limit that calls keep to: what a call takes is decided when it begins, beside the tapes that wait."""
 
-    def fit(self, record: Specialization) -> tuple[Specialization, StoreReservation | None]:
+    def fit(self, record: Specialization) -> tuple[Specialization, Reservation | None]:
         """The record of a call at the same sizes that fits beside what earlier forwards keep, and its place in the
         store if it moves values out; memory that nobody uses is given back if it would be beside the limit.
 
@@ -90,7 +89,7 @@ class SharedMemoryBudget(MemoryBudget):
         with self.held.lock:
             return self._fit(record, record.values)
 
-    def _fit(self, record: Specialization, values: dict[str, int]) -> tuple[Specialization, StoreReservation | None]:
+    def _fit(self, record: Specialization, values: dict[str, int]) -> tuple[Specialization, Reservation | None]:
         made = self.program.specializer.made
         learnt = self.learnt.get((len(self.held.tapes), key_of(values))) if self.learnt else None
         if learnt is not None and self.needed(values, learnt) <= self.room():
@@ -149,9 +148,8 @@ class BudgetTerms:
 
     def bind(self, program: Executable) -> SharedMemoryBudget:
         """The budget of a program, which is being made."""
-        config, store = self.config, None
-        if config.memory_store:
-            store = program.context.stores.at(config.memory_store, config.memory_store_limit)
+        config = self.config
+        store = program.context.stores.at(config.memory_store, config.memory_store_limit)
         return SharedMemoryBudget(program, self.backward, config.memory_limit or UNLIMITED, self.held,
                                   config.memory_limit_total or UNLIMITED, store, self.calibration, self.zeros)
 
@@ -465,8 +463,8 @@ class _Move:
             target = 0 if fresh is None else fresh.address
             source = block.addresses[number] - before[number] if isinstance(block, SegmentedBlock) else block.address
             for name in self.stays[number]:
-                ctypes.memmove(target - found.starts[number] + new.offsets[name], source + self.old.offsets[name],
-                               sizes[name])
+                pool.copy(target - found.starts[number] + new.offsets[name], source + self.old.offsets[name],
+                          sizes[name])
             found.blocks[number], found.addresses[number] = fresh, target
             if isinstance(block, SegmentedBlock):
                 block.blocks[number] = None

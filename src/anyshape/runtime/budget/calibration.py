@@ -104,7 +104,10 @@ def _calibration(cache: DiskCache | None, target: Any, products: str) -> Calibra
     return Calibration(cache, target, products)
 
 
-def calibration_of(config: Config) -> Calibration | None:
-    """What `config` asks for, one object per cache; None: the usual speeds."""
-    target: Any = target_of(config)  # one object for equal settings
-    return _calibration(cache_of(config), target, config.products_mode) if config.calibrate else None
+def calibration_of(config: Config, target: Target | None = None) -> Calibration | None:
+    """What `config` asks for, one object per cache; None: the usual speeds, as of a target with streams, whose memory
+    is not the host's."""
+    found: Any = target_of(config) if target is None else target  # one object for equal settings
+    if not config.calibrate or found.streams is not None:
+        return None
+    return _calibration(cache_of(config), found, config.products_mode)

@@ -23,8 +23,7 @@ from anyshape.runtime.budget.peak_breakdown import peak_breakdown
 from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffCurves
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.cost.library_workspace import LibraryWorkspace
-from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offload_store import HostStore
+from anyshape.runtime.memory.offload_store import Store
 from anyshape.runtime.memory.pools import LiveTapes, whole
 from anyshape.runtime.memory.size_vectors import LiveBytes
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
@@ -69,7 +68,7 @@ class MemoryBudget:
     """
 
     def __init__(self, program: Executable, backward: Executable | None, bytes_: int, held: LiveTapes,
-                 total: int = UNLIMITED, store: HostStore | None = None,
+                 total: int = UNLIMITED, store: Store | None = None,
                  calibration: Calibration | None = None, zeros: Sequence[tuple[Size, int]] = ()) -> None:
         self.store = store
         self.zeros = zeros
@@ -115,7 +114,7 @@ class MemoryBudget:
         if self.total < UNLIMITED:
             context = self.program.context
             idle = context.kept.idle_after(0) + context.temporary.idle_after(0)
-            room = min(room, self.total - huge_pages.resident() + idle)
+            room = min(room, self.total - context.temporary.resident() + idle)
         return room
 
     def move(self, bytes_: int) -> None:

@@ -27,7 +27,7 @@ from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.liveness import live_bytes
 from anyshape.runtime.budget.greedy_search import GreedySearch, SearchTables, TradeoffPoint
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
-from anyshape.runtime.memory.offload_store import HostStore
+from anyshape.runtime.memory.offload_store import Store
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import SavePolicy
 
@@ -40,7 +40,7 @@ class TradeoffCurves:
         self.tables: dict[bool, SearchTables] = {}  # without moves and with them, made when somebody asks
 
     def at(self, values: Mapping[str, int], scratch: tuple[int, int], threads: int = 1,
-           store: HostStore | None = None, speeds: Speeds | None = None) -> TradeoffCurve:
+           store: Store | None = None, speeds: Speeds | None = None) -> TradeoffCurve:
         """The curve at the backward's sizes. scratch: bytes that all threads take in the forward, in the backward;
         store: where values may be moved out to; speeds: of one of the threads; None: the usual ones."""
         speeds = speeds or self.problem.program.target.hardware.speeds

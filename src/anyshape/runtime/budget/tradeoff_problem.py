@@ -14,7 +14,7 @@ from anyshape.plan.ir.program import Buffer, MemoryStep, Plan
 from anyshape.runtime.budget.peak_breakdown import source_of
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.cost.step_cost import Work
-from anyshape.runtime.memory.offload_store import HostStore
+from anyshape.runtime.memory.offload_store import Store
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import SavePolicy
@@ -90,7 +90,7 @@ class TradeoffProblem:
         self.costs = Work([self.plan.steps[number] for number in self.optional], f"{self.plan.name}, computed again")
         self.work: Work | None = None  # of all steps that are not optional, made when somebody moves values
 
-    def clocks(self, values: Mapping[str, int], threads: int, store: HostStore, speeds: Speeds) -> tuple[Clock, ...]:
+    def clocks(self, values: Mapping[str, int], threads: int, store: Store, speeds: Speeds) -> tuple[Clock, ...]:
         """When steps and copies begin: as fast as the store is; where copies are waited for at once; the same where
         only bytes count."""
         steps = (*self.forward.steps, *self.plan.steps)

@@ -3,7 +3,6 @@ values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +16,9 @@ from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
+from anyshape.runtime.driver.torch_driver import restrided, same_strides
 from anyshape.runtime.memory.huge_pages import prefer_large
-from anyshape.runtime.memory.offload_store import CopyRequest
+from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
 from anyshape.runtime.specialize.offload_schedule import Action
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
@@ -36,19 +36,6 @@ from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from anyshape.torch_compat.tensors import in_memory
-
-
-def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides mean the same elements: they may differ where the size is 1, or when there are none."""
-    return one == other or 0 in shape or all(a == b for n, a, b in zip(shape, one, other, strict=True) if n != 1)
-
-
-def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` itself if it has these strides, else a copy that has."""
-    if same_strides(tensor.shape, tensor.stride(), strides):
-        return tensor
-    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
-    return copy.copy_(tensor.detach())
 
 
 class Call:
@@ -70,7 +57,7 @@ class Call:
         self.externs: dict[str, torch.Tensor] = {}
         self.runner, self.frame = runner, frame
         self.error: BaseException | None = None
-        self.tickets: dict[int, CopyRequest] = {}  # copies that were begun
+        self.tickets: dict[int, PendingCopy] = {}  # copies that were begun
 
     # --- tensors
 
@@ -84,7 +71,8 @@ class Call:
             byte = self.record.offsets[window.buffer] + offset * dtype.itemsize
             if byte < self.record.kept and self.record.reused_output >= 0:
                 output = self.outputs[self.record.reused_output].untyped_storage()
-                return torch.empty(0, dtype=dtype).set_(output, byte // dtype.itemsize, shape, strides)
+                flat = torch.empty(0, dtype=dtype, device=output.device)
+                return flat.set_(output, byte // dtype.itemsize, shape, strides)
             if byte < self.record.kept:
                 return self.kept.window(dtype, byte, shape, strides)
             byte -= self.record.kept
@@ -122,7 +110,7 @@ class Call:
                 self._attention(step, views)
             elif isinstance(step, LibraryStep) and step.op in GROUPED:
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
-                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, operands))
+                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, dict(step.attrs), operands))
             elif isinstance(step, LibraryStep) and step.op == "grouped_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(grouped_conv_by_torch(dict(step.attrs), operands))
@@ -192,7 +180,8 @@ class Call:
                 continue  # it is there already
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
-            prefer_large(result.data_ptr(), result.nbytes)
+            if self.runner.on_host:
+                prefer_large(result.data_ptr(), result.nbytes)
             self.runner.bind(self.frame, shared.slots[name], result.data_ptr())
 
     def _let_go(self, number: int) -> None:
@@ -374,7 +363,7 @@ def _copied(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ..
     """The same numbers in memory of their own, laid out as before; elements that lie on each other (sliding windows,
     a repeated row) stay so."""
     if 0 in shape or not _overlaps(shape, strides):
-        return torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(tensor)
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     span = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     return tensor.as_strided((span,), (1,)).clone().as_strided(shape, strides)
 

@@ -28,41 +28,42 @@
 
 Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
 are what they were: type, dtype, sizes, strides, device, and what else a tensor can be
-(runtime/specialize/tensor_kinds.py); `akin` does the same for the others, sizes and strides aside. A backward program's
+(runtime/driver/tensor_kinds.py); `akin` does the same for the others, sizes and strides aside. A backward program's
 first argument is the tape; `values` are its entries and `origin` the forward's record.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan
-from anyshape.runtime.specialize.tensor_kinds import odd
-from anyshape.torch_compat import is_zeros
-from anyshape.torch_compat.dtypes import TORCH_DTYPES
-from anyshape.torch_compat.versions import api
+from anyshape.runtime.driver.interface import Driver
 
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
 
-def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) -> Callable[..., Any]:
-    """`enter` for a plan. `strided`: inputs whose strides bind symbols."""
+def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], driver: Driver,
+               bound: Mapping[int, Any] = MappingProxyType({})) -> Callable[..., Any]:
+    """`enter` for a plan. `strided`: inputs whose strides bind symbols; `bound`: by position, those that are the same
+    in every call, and that `args` do not have."""
     count = len(plan.inputs)
     restored = {position: index for index, position in enumerate(plan.restored)}
-    called = [i for i in range(count) if i not in restored]
+    called = [i for i in range(count) if i not in restored and i not in bound]
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
-    names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided, "is_zeros": is_zeros}
-    names["learn"] = _Learner(names, "alike", True)
-    names["meet"] = _Learner(names, "akin", False)
-    tests = _tests(plan, called, fixed, strided, names)
-    pointers = [f"a{plan.parameter_number(b)}.data_ptr()" for b in sorted(plan.buffers, key=lambda b: slots[b.name])
-                if b.is_parameter and b.name not in placed]
-    every = _tuple(f"a{i}" for i in range(count))
+    names: dict[str, Any] = {"alike": _never, "akin": _never, **driver.code.names}
+    names["learn"] = _Learner(names, "alike", True, driver)
+    names["meet"] = _Learner(names, "akin", False, driver)
+    tests = _tests(plan, called, fixed, strided, names, driver)
+    names |= {f"c{i}": array for i, array in bound.items()}
+    fixed_at = {i: str(driver.address(array)) for i, array in bound.items()}
+    pointers = [fixed_at.get(plan.parameter_number(b)) or driver.code.address(f"a{plan.parameter_number(b)}")
+                for b in sorted(plan.buffers, key=lambda b: slots[b.name]) if b.is_parameter and b.name not in placed]
+    every = _tuple(f"c{i}" if i in bound else f"a{i}" for i in range(count))
+    into = _tuple("_" if i in bound else f"a{i}" for i in range(count))
     taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
@@ -78,7 +79,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
           if fixed else []),
         f"        record = records[{_tuple(tests.keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
-        f"        record, {every} = slow(args{tape})",
+        f"        record, {into} = slow(args{tape})",
         "    undo = ()",
         "    s = record.input_strides",
         "    fits = True",
@@ -87,7 +88,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
         *(["    if fits and not same:", f"        fits = not ({' or '.join(tests.fixed)})", "        if fits:",
            f"            learn({given})"] if fixed else []),
         f"    if {' or '.join(('not fits', *tests.strides))}:",
-        f"        {every}, undo = fit(record, {every}, fits)",
+        f"        {into}, undo = fit(record, {every}, fits)",
         f"    return record, {every}, {_tuple(pointers)}, undo",
     ]
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
@@ -115,7 +116,7 @@ class _Tests:
 
 
 def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: frozenset[int],
-           names: dict[str, Any]) -> _Tests:
+           names: dict[str, Any], driver: Driver) -> _Tests:
     """The tests of the inputs that a call gives; the dtypes go to `names`."""
     found = _Tests()
     for i in called:
@@ -123,16 +124,18 @@ def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: fro
         if not isinstance(kind, TensorType):
             found.keys.append(f"a{i}")
             continue
-        dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        dtype = names[f"t{i}"] = driver.dtypes[kind.dtype]
+        names[f"d{i}"] = driver.device(kind.device)
+        own = driver.code.strides(f"a{i}")
         kinds, strides = (found.fixed, found.fixed) if i in fixed else (found.open, found.strides)
-        kinds.append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
-        strides.append(f"a{i}.stride() != s[{i}]")
+        kinds.append(driver.code.unlike(f"a{i}", f"t{i}", dtype, f"d{i}"))
+        strides.append(f"{own} != s[{i}]")
         if i in fixed:
             found.shapes.append(f"a{i}.shape != {kind.shape}")
             continue
         found.keys.append(f"a{i}.shape")
         if i in strided:
-            found.keys.append(f"a{i}.stride()")
+            found.keys.append(own)
     if plan.restored:
         found.keys.append("origin")
         # tensors of a tape that is not the forward's own come as they are
@@ -151,8 +154,9 @@ def _never(*_tensors: Any) -> bool:
 class _Learner:
     """Takes tensors that were looked at and fit as what the function `name` compares with from now on."""
 
-    def __init__(self, names: dict[str, Any], name: str, sizes: bool) -> None:
+    def __init__(self, names: dict[str, Any], name: str, sizes: bool, driver: Driver) -> None:
         self.names = names
+        self.driver = driver
         self.name = name
         self.sizes = sizes
         self.learnt = 0
@@ -160,7 +164,7 @@ class _Learner:
     def __call__(self, *tensors: Any) -> None:
         if self.learnt < PATIENCE:
             self.learnt += 1
-            self.names[self.name] = api.same_kind(tensors, self.sizes) or _never
+            self.names[self.name] = self.driver.alike(tensors, self.sizes) or _never
             return
         self.names[self.name] = _never
 

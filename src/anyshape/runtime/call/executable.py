@@ -1,14 +1,10 @@
-"""The executable: a compiled program: a plan and its kernels. Stateless and re-entrant: calls may run at once from
-several threads.
-
-One call: read the symbols' record by the shapes of the inputs (or make it), allocate the outputs, take the arena,
-fill the block, run the host natively, give the arena back. Nothing is decided here.
+"""The executable: a compiled program that PyTorch calls: a `Program` (runtime/call/program.py) with tapes, steps that
+PyTorch does, and limits. Stateless and re-entrant: calls may run at once from several threads. Nothing is decided here.
 """
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,25 +14,19 @@ from anyshape.backend.interface import CALLBACK_FAILED, DONE, ISSUED, NO_MEMORY,
 from anyshape.backend.targets import usual_target
 from anyshape.base import counters
 from anyshape.base.errors import InputError, VerifyError
-from anyshape.ir.types import TensorType
-from anyshape.plan.ir.program import Plan, Window
-from anyshape.runtime.call.call_frame import Call, restrided
-from anyshape.runtime.call.dispatch_codegen import make_enter
+from anyshape.plan.ir.program import Plan
+from anyshape.runtime.call.call_frame import Call
 from anyshape.runtime.call.extern_table import Calls
-from anyshape.runtime.call.unread_status import UnreadRun, failure, note, settle
+from anyshape.runtime.call.program import Program
+from anyshape.runtime.call.unread_status import UnreadRun, failure, note
 from anyshape.runtime.context.process_context import Context, shared_context
+from anyshape.runtime.driver.tensor_kinds import without_memory
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.pools import Block, BudgetPolicy, PhasedBlock, SegmentedBlock, TapeMemory
 from anyshape.runtime.memory.stream_pools import follow
 from anyshape.runtime.memory.tape import Tape
-from anyshape.runtime.specialize.shape_binding import Binder
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
-from anyshape.runtime.specialize.tensor_kinds import refused, without_memory
-from anyshape.torch_compat.dtypes import TORCH_DTYPES
-from anyshape.torch_compat.tensors import in_memory
 from anyshape.torch_compat.versions import api
-
-RECORDS = 512  # shapes that one program remembers
 
 
 class OrderPolicy(Protocol):
@@ -69,7 +59,7 @@ class CallPolicy:
 FREE = CallPolicy()
 
 
-class Executable:
+class Executable(Program):
     """See the head of this file.
 
     Args:
@@ -92,59 +82,22 @@ class Executable:
                  forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
                  target: Target | None = None, specializer: Specializer | None = None,
                  policy: CallPolicy = FREE) -> None:
-        self.plan = plan
-        self.name = plan.name
-        self.kernels = list(kernels)
         self.target = usual_target() if target is None else target
-        self.context = (shared_context() if context is None else context).on(self.target)
+        context = (shared_context() if context is None else context).on(self.target)
+        specializer = specializer or Specializer(plan, self.target.runner(plan, list(kernels)), context.host, forward)
+        known = frozenset(specializer.layout.symbols) if forward is not None else frozenset()
+        super().__init__(specializer, kernels, context, threads, known)
         self.streams = self.target.streams
-        self.threads = threads
-        self.specializer = specializer or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host,
-                                                      forward)
-        self.runner = self.specializer.runner
-        self.layout = self.runner.sizes
-        known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
-        self.binder = Binder(plan, self.layout.symbols, known, self.specializer.names)
-        self.specializations: dict[Any, Specialization] = {}
-        self.lock = threading.Lock()
-        self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
-        windows = [plan.outputs[buffer.index] for buffer in self.specializer.outputs]
-        self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
-        self.allocate = api.allocator()
-        self.takes_tape = bool(plan.restored)
-        self.places = sorted((position, index) for index, position in enumerate(plan.restored))
-        self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType)]
-        self.scalars = [i for i in self.tensors if not plan.inputs[i].shape]  # type: ignore[union-attr]
-        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
-        self.lazy = len(self.calls.early) < len(self.dtypes)
-        self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
-        self.plain = self.ordered and not plan.saved
-        self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
+        self.threads = threads if self.streams is None else 1  # whose scratch it is
+        self.allocate = self.target.allocator()
+        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes, self.allocate)
         self.other, self.choice = policy.alternative, policy.selection
         self.limit = None if policy.budget is None else policy.budget.bind(self)
-        self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
-        # of steps
-        counters.count("programs")
-        counters.count("kernels", len(self.kernels))
+        self.keeps = self.limit is not None or bool(plan.saved)
 
-    def __call__(self, args: list[Any]) -> list[Any]:
-        """Runs the program on `args` (emptied): the plan's inputs; for a backward the tape, then the other inputs.
-
-        Returns the outputs; a forward that saves something returns its tape as the last one.
-
-        Raises:
-            InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
-            DivisionError: a whole number is divided by 0. On a device with streams either may come from an earlier
-                call; nothing has run then, and `args` are as they were.
-        """
-        if self.context.unread:
-            settle(self.context.unread)
-        if self.takes_tape:
-            return self._backward(args)
-        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit)
-        if record.is_other is not self.specializer.is_other:
-            return self._in_other_order(args)
-        args.clear()
+    def _kept(self, record: Specialization, inputs: tuple[Any, ...], pointers: tuple[int, ...],
+              undo: tuple[Any, ...]) -> list[Any]:
+        """A call under a limit, or of a forward that saves something, which returns its tape as the last result."""
         space = None
         if self.limit is not None:
             record, space = self.limit.fit(record)
@@ -242,54 +195,8 @@ class Executable:
                 block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
         return block
 
-    def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
-                  kept: Any, tape_memory: TapeMemory | None = None) -> list[Any]:
-        """`_run` for such calls."""
-        allocate, dtypes = self.allocate, self.dtypes
-        if len(dtypes) == 1:
-            (sizes, strides), = record.allocations
-            outputs = [allocate(sizes, strides, dtypes[0])]
-            addresses = [outputs[0].data_ptr()]
-        else:
-            outputs = [allocate(sizes, strides, dtype)
-                       for (sizes, strides), dtype in zip(record.allocations, dtypes)]  # noqa: B905
-            addresses = [output.data_ptr() for output in outputs]
-        for i, bytes_ in record.large:
-            prefer_large(addresses[i], bytes_)
-        context = self.context
-        threads = self.threads or torch.get_num_threads()
-        pool = context.temporary
-        scratch = record.scratch * threads
-        lower = kept.address if record.reused_output < 0 else addresses[record.reused_output]
-        if scratch <= record.spare:
-            temporary = pool.take(record.temporary)
-            spare = lower + record.spare_at
-        elif record.reused_output < 0:
-            temporary = pool.take(record.temporary + scratch)
-            spare = temporary.address + record.temporary
-        else:
-            temporary, spare, _own = self._above(record, scratch)
-        try:
-            runner = self.runner
-            frame = runner.frame(record.payload, (*pointers, *addresses), lower, temporary.address, spare, threads)
-            for slot, chunk, byte in record.parts:
-                runner.bind(frame, slot, kept.addresses[chunk] + byte)
-            code = runner.run(frame)
-            if code != DONE:
-                self._not_done(code, frame, None, inputs)
-            if self.plain:
-                return outputs
-            call = Call(self.calls, record, inputs, outputs, kept, temporary, None, runner, frame)
-            results = call.in_order()
-            if self.plan.saved:
-                results.append(self._tape(call, tape_memory))
-            return results
-        finally:
-            pool.give(temporary)
-            counters.count_run()
-
     def _run(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
-             kept: Any, tape_memory: TapeMemory | None = None) -> list[Any]:
+             kept: Any, tape_memory: Any = None) -> list[Any]:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
@@ -301,7 +208,7 @@ class Executable:
         for i, bytes_ in record.large:
             if outputs[i] is not None:
                 prefer_large(outputs[i].data_ptr(), bytes_)
-        threads = self.threads or torch.get_num_threads()
+        threads = self.threads or self.driver.threads()
         temporary: Block | None = None
         phases: PhasedBlock | None = None
         call: Call | None = None
@@ -345,7 +252,7 @@ class Executable:
                 return outputs
             if call is None:
                 call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
-            results = call.in_order() if self.calls.order is not None and record.exact else call.results()
+            results = call.in_order() if self.order is not None and record.exact else call.results()
             if self.plan.saved:
                 results.append(self._tape(call, tape_memory))
             return results
@@ -367,16 +274,6 @@ class Executable:
             tape_memory.tape = weakref.ref(tape)
         return tape
 
-    def _above(self, record: Specialization, scratch: int) -> tuple[Block, int, Block | None]:
-        """The temporary block, the address of scratch that the lower one has no room for, and its block if it has its
-        own: where the arena is small, for it lies in a result, what idles between calls is to stay so."""
-        pool = self.context.temporary
-        if record.reused_output < 0:
-            temporary = pool.take(record.temporary + scratch)
-            return temporary, temporary.address + record.temporary, None
-        own = pool.fresh(scratch)
-        return pool.take(record.temporary), own.address, own
-
     def _not_done(self, code: int, frame: Any, call: Call | None, inputs: list[Any]) -> None:
         """Turns the end of a run into an exception; one that has not ended is remembered."""
         if code == ISSUED:
@@ -388,71 +285,23 @@ class Executable:
             raise without_memory(self.plan, inputs)
         raise failure(self.name, self.plan, self.runner, frame, code)
 
-    def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None
-              ) -> tuple[Specialization, tuple[Any, ...]]:
-        """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
-        plan = self.plan
-        count = len(plan.inputs) - len(plan.restored)
-        if len(args) != count:
-            raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
-                             do="pass one argument per input of the program")
-        arguments = list(args)
-        for position, index in self.places:
-            arguments.insert(position, values[index])
-        for i in self.scalars:
-            arguments[i] = self._tensor(plan.inputs[i], arguments[i])
-        known = origin.values if isinstance(origin, Specialization) else {}
-        key, same = None, False
-        if all(isinstance(arguments[i], torch.Tensor) for i in self.tensors):
-            taken = dict(self.places)
-            rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
-            key, same = self.enter.key(rest, *((values, origin) if taken else ()))  # type: ignore[attr-defined]
-            record = self.specializations.get(key)
-            if record is not None:
-                return record, tuple(arguments)
-        symbols = self.binder.bind(arguments, known, same)
-        program = self if plan.restored else self.at(symbols)
-        if isinstance(origin, Specialization):
-            record = self.specializer.made(symbols, origin.policy)
-        elif program.limit is not None:
-            record = program.specializer.made(symbols, program.limit.choose(symbols))
-        else:
-            record = program.specializer.make(symbols)
-        for one in dict.fromkeys((self, program)):  # keys are made of the inputs, which are alike
-            one._remember(key, record)
-        return record, tuple(arguments)
+    def _results(self, record: Specialization, inputs: list[Any], outputs: list[Any], kept: Any, temporary: Block,
+                 frame: Any, tape_memory: Any) -> list[Any]:
+        """See `Program`: the results in order, and the tape of a forward."""
+        call = Call(self.calls, record, inputs, outputs, kept, temporary, None, self.runner, frame)
+        results = call.in_order()
+        if self.plan.saved:
+            results.append(self._tape(call, tape_memory))
+        return results
 
-    def _remember(self, key: Any, record: Specialization) -> None:
-        with self.lock:
-            while len(self.specializations) >= RECORDS:
-                self.specializations.pop(next(iter(self.specializations)))
-            self.specializations[key] = record
-
-    def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
-        """A Python number where the program has a scalar tensor becomes one."""
-        if isinstance(kind, TensorType) and not kind.shape and isinstance(argument, (bool, int, float)):
-            return torch.tensor(argument, dtype=TORCH_DTYPES[kind.dtype])
-        return argument
-
-    def _fit(self, record: Specialization, inputs: tuple[Any, ...], known: bool
-             ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Inputs in memory and with the strides that the program expects, copied where they are not; what is to be
-        copied back afterwards as (given, used) pairs. known: their kinds fit (runtime/specialize/tensor_kinds.py)."""
-        fitted = list(inputs)
-        undo = []
-        for i, (kind, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
-            if not isinstance(kind, TensorType):
-                continue
-            if not known and i not in self.plan.restored:
-                if given.dtype is not TORCH_DTYPES[kind.dtype] or refused(given, self.plan, i):
-                    self.binder.bind(inputs, record.values)  # says what is wrong
-                fitted[i] = in_memory(given)
-            view = record.inputs[i]
-            assert view is not None
-            fitted[i] = restrided(fitted[i], view[1])
-            if fitted[i] is not given and i in self.calls.written:
-                undo.append((given, fitted[i]))
-        return tuple(fitted), tuple(undo)
+    def _choice(self, symbols: dict[str, int], origin: Any) -> tuple[Specializer, Any, Iterable[Program]]:
+        """See `Program`: in the order that its sizes take, and with what its limit or its tape keeps."""
+        program = self if self.plan.restored else self.at(symbols)
+        policy = origin.policy if isinstance(origin, Specialization) else None
+        if policy is None and program.limit is not None:
+            return program.specializer, program.limit.choose(symbols), dict.fromkeys((self, program))
+        specializer = program.specializer if policy is None else self.specializer
+        return specializer, policy, dict.fromkeys((self, program))
 
     def record(self, *args: Any) -> Specialization:
         """The record of a call with these arguments (as in a call), without running it."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
-from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
+from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, touched
 from anyshape.plan.ir.size_function import SizeFunction
+from anyshape.runtime.call.program import result_order
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.runtime.torch_ops.convolution import Convolution
 from anyshape.runtime.torch_ops.extern_calls import compile_extern
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
-from anyshape.torch_compat.versions import api
 
 OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
 MOST_NEEDS = 4096  # records whose need is remembered
@@ -26,24 +26,23 @@ CONVOLUTION = f"{OWN}convolution"  # but for this one
 class Calls:
     """What calls of one plan need that does not depend on sizes."""
 
-    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int) -> None:
+    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int,
+                 allocate: Callable[..., Any]) -> None:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
         ordered = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.output_of = {b.name: i for i, b in enumerate(ordered)}
-        self.order = self._order()
+        self.order = result_order(plan, self.output_of)
         taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
         self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
         self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
-        self.allocate = api.allocator()
+        self.allocate = allocate
         self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
         self.drops: dict[int, tuple[str, ...]] = {}  # let go before a step
         self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them
         self.again = {one.buffer: one for one in plan.again if self.buffers[one.buffer].is_restored}
         self.position_of = {b.name: plan.parameter_number(b) for b in plan.buffers if b.is_parameter}  # of inputs
-        self.written = frozenset(self.buffers[name].index for name in _written(plan)
-                                 if name in self.buffers and self.buffers[name].is_input)
         self.checked = tuple(i for i, w in enumerate(plan.saved)
                              if isinstance(w, Window) and isinstance(self.buffers[w.buffer].home, (Input, Output)))
         externs = [b for b in plan.buffers if b.is_external]
@@ -80,16 +79,6 @@ class Calls:
             weakref.finalize(self, packed.forget, owner)
         self.needs: dict[Specialization, tuple[int, list[int]]] = {}
 
-    def _order(self) -> tuple[int | None, ...] | None:
-        """Per result, the allocated tensor that it is (None: a number or nothing); None when some are other windows."""
-        order: list[int | None] = []
-        for i, entry in enumerate(self.plan.outputs):
-            if isinstance(entry, Window) and (entry.buffer not in self.output_of
-                                              or self.buffers[entry.buffer].index != i):
-                return None
-            order.append(self.output_of[entry.buffer] if isinstance(entry, Window) else None)
-        return tuple(order)
-
     def begin(self, record: Specialization) -> None:
         """A call with `record` begins: weights that are packed from before make room for it."""
         if not self.weights:
@@ -109,7 +98,3 @@ def held_bytes(plan: Plan, values: dict[str, int], ends: Mapping[str, int] | Non
     ranges = [(evaluate(b.bytes, values), first[b.name], (ends or {}).get(b.name, b.last)) for b in plan.buffers
               if b.name in first]
     return peak_bytes(ranges, len(plan.steps))
-
-
-def _written(plan: Plan) -> set[str]:
-    return {window.buffer for step in plan.steps for window in step_writes(step)}

@@ -10,10 +10,13 @@ from typing import Any
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.base.config import Config
+from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
 from anyshape.runtime.memory.offload_store import Stores
 from anyshape.runtime.memory.packed_weights import PackedWeights
+from anyshape.runtime.memory.pinned_store import PinnedStores
 from anyshape.runtime.memory.pools import Pool
 from anyshape.runtime.memory.stream_pools import StreamPool
 
@@ -26,13 +29,15 @@ class Context:
 
     Args:
         host: native routines of the host; the process's own when left out.
+        driver: of who calls the programs; PyTorch's when left out.
     """
 
-    def __init__(self, host: HostRoutines | None = None) -> None:
+    def __init__(self, host: HostRoutines | None = None, driver: Driver | None = None) -> None:
         self.host = host = host_routines() if host is None else host
-        self.temporary = Pool()
-        self.kept = Pool()
-        self.stores = Stores()
+        self.driver = driver = usual_driver() if driver is None else driver
+        self.temporary = Pool(driver)
+        self.kept = Pool(driver)
+        self.stores: Stores | PinnedStores = Stores()
         self.packed = PackedWeights(host.digest)
         self.idle = IdleRelease((self.temporary, self.kept), self.release)
         self.unread: list[Any] = []  # runs that have not ended (runtime/call/unread_status.py); the CPU has none
@@ -49,7 +54,7 @@ class Context:
                 own = copy.copy(self)
                 own.temporary, own.kept = StreamPool(streams), StreamPool(streams)
                 own.idle = IdleRelease((own.temporary, own.kept), own.release)
-                own.unread, own.devices = [], {}
+                own.unread, own.devices, own.stores = [], {}, PinnedStores(streams)
                 self.devices[streams] = own
             return self.devices[streams]
 

@@ -6,8 +6,8 @@ beside the calls.
     space.get(0, address, n, owner).wait()      backward, before the first use
     space.release()
 
-A store for another device has the same four: pinned memory in place of the file, a side stream in place of the thread,
-and what waits is that device's stream.
+A store of a device with streams has the same four (runtime/memory/pinned_store.py): pinned memory in place of the file,
+side streams in place of the thread, and what waits is the device's stream.
 
 The file has no name and goes with the process. It is read and written, not mapped: a mapped file that somebody cuts
 short, or that a full disk cannot hold, kills the process with a signal, where reading and writing say what is wrong.
@@ -27,6 +27,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 from anyshape.base.align import align
 from anyshape.base.errors import ConfigError, StoreError
@@ -38,6 +39,46 @@ PROBE = 8 << 20  # bytes copied to learn how fast that is, before anything else 
 MEMORY = 0.9  # what the latest copies weigh in the estimate of speed
 
 Piece = tuple[int, int]  # first byte in the file, bytes
+
+
+class PendingCopy(Protocol):
+    """A copy that was begun. unwanted: nobody waits for it any more."""
+
+    unwanted: bool
+
+    def wait(self) -> None:
+        """From here on it is done."""
+
+    def end(self) -> None:
+        """From here on nobody touches the memory any more, done or not."""
+
+
+class Reservation(Protocol):
+    """The place of one forward's values in a store."""
+
+    def put(self, at: int, address: int, bytes_: int, owner: object) -> PendingCopy:
+        """Begins to copy `bytes_` bytes from `address` to `at`."""
+
+    def get(self, at: int, address: int, bytes_: int, owner: object) -> PendingCopy:
+        """Begins to copy them back."""
+
+    def release(self) -> None:
+        """Gives the place back; a second time it does nothing."""
+
+
+class Store(Protocol):
+    """Where values wait. limit: bytes that it may hold; 0: as many as there are."""
+
+    limit: int
+
+    def reserve(self, bytes_: int) -> Reservation:
+        """Room for so many bytes; StoreError: there is none."""
+
+    def works(self) -> bool:
+        """Whether something can be moved out."""
+
+    def seconds(self, bytes_: float, out: bool) -> float:
+        """What copying so many bytes takes, as the latest copies did."""
 
 
 class File:
@@ -363,8 +404,10 @@ class Stores:
         self.lock = threading.Lock()
         self.known: weakref.WeakValueDictionary[tuple[str, int], HostStore] = weakref.WeakValueDictionary()
 
-    def at(self, folder: str, limit: int) -> HostStore:
-        """The store in a folder."""
+    def at(self, folder: str, limit: int) -> HostStore | None:
+        """The store in a folder; without one there is none."""
+        if not folder:
+            return None
         key = os.path.realpath(os.path.expanduser(folder)), limit
         with self.lock:
             store = self.known.get(key)

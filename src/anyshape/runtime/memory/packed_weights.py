@@ -4,9 +4,10 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Digest = Callable[[int, int], int]  # of a piece of memory: its address and bytes
 

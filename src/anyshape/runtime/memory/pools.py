@@ -1,4 +1,4 @@
-"""Memory pools (caching allocator): memory of runs: blocks taken through torch's allocator, used again by every
+"""Memory pools (caching allocator): memory of runs: blocks taken through the host's allocator, used again by every
 program, given back when idle.
 
 There are two pools: temporary blocks are free again when the call returns, kept blocks hold saved values until the
@@ -7,6 +7,7 @@ backward program has run. A call takes one block of each kind at most.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 import threading
 import time
@@ -14,14 +15,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from anyshape.base import counters
 from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
+from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.usual import usual_driver
+from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.huge_pages import DetachedPages, detach, prefer_large
-from anyshape.runtime.memory.offload_store import StoreReservation
-from anyshape.torch_compat import storage_id
+from anyshape.runtime.memory.offload_store import Reservation
 
 if TYPE_CHECKING:
     from anyshape.runtime.memory.tape import Tape
@@ -45,40 +46,33 @@ class Block:
     gone: told the number of bytes when nobody has the block any more; None afterwards.
     """
 
-    __slots__ = ("__weakref__", "address", "bytes", "flat", "gone", "tensor", "views")
+    __slots__ = ("__weakref__", "address", "bytes", "driver", "flat", "gone", "tensor", "views")
 
-    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None) -> None:
+    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None, driver: Driver | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
-        self.tensor = torch.empty(bytes_, dtype=torch.uint8)
-        self.address = self.tensor.data_ptr()
-        if self.address % 64:  # torch's own allocator gives more, another one may not
-            self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8)
-            skip = -self.tensor.data_ptr() % 64
-            self.tensor = self.tensor[skip:skip + bytes_]
-            self.address = self.tensor.data_ptr()
+        self.driver = usual_driver() if driver is None else driver
+        self.tensor, self.address = self.driver.empty(bytes_)
         prefer_large(self.address, bytes_)
         self.views: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self.flat: dict[torch.dtype, torch.Tensor] = {}
+        self.flat: dict[Any, Any] = {}
 
     def __del__(self) -> None:
         if self.gone is not None and hasattr(self, "flat"):
             gone, self.gone = self.gone, None
             gone(self.bytes)
 
-    def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-        """A tensor over the block that starts at `byte`; strides in elements."""
+    def window(self, dtype: Any, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """An array over the block that starts at `byte`; strides in elements. dtype: as the driver has it."""
         flat = self.flat.get(dtype)
-        item = dtype.itemsize
         if flat is None:
-            flat = self.tensor[:self.bytes // item * item].view(dtype)
-            self.flat[dtype] = flat
-        return flat.as_strided(shape, strides, flat.storage_offset() + byte // item)
+            flat = self.flat[dtype] = self.driver.flat(self.tensor, dtype)
+        return self.driver.part(flat, byte // dtype.itemsize, shape, strides)
 
     def release(self) -> None:
-        """Gives the memory back to torch, though somebody may still have the block."""
+        """Gives the memory back to the host, though somebody may still have the block."""
         gone, self.gone = self.gone, None
-        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self.tensor, _ = self.driver.empty(0)
         self.views.clear()
         self.flat.clear()
         if gone is not None:
@@ -106,10 +100,11 @@ class Pool:
     is, or as the first thing of the `__del__` that would tell.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, driver: Driver | None = None) -> None:
+        self.driver = usual_driver() if driver is None else driver
         self.lock = threading.RLock()  # a block may go while the thread is in here
         self.free: list[Block] = []
-        self.empty = Block(0)
+        self.empty = Block(0, driver=self.driver)
         self.blocks: list[weakref.ref[Block]] = []  # all, taken or free, and some that are gone
         self.noted = 0  # bytes of them, as far as they have said that they are gone
         self.peak = 0
@@ -169,6 +164,14 @@ class Pool:
         if block is not self.empty:
             self.free.append(block)  # one step of the interpreter: no lock
 
+    def copy(self, target: int, source: int, bytes_: int) -> None:
+        """Copies from block to block, by address."""
+        ctypes.memmove(target, source, bytes_)
+
+    def resident(self) -> int:
+        """Bytes that the process has where blocks are."""
+        return huge_pages.resident()
+
     def idle_after(self, bytes_: int) -> int:
         """Bytes of blocks that nobody uses after a `take` of `bytes_`, and by which the block is larger than that."""
         with self.lock:
@@ -209,7 +212,7 @@ class Pool:
 
     def _made(self, size: int) -> Block:
         """A block of whole pages; RuntimeError: there is no memory."""
-        return Block(size, self._gone)
+        return Block(size, self._gone, self.driver)
 
     def _dismantle(self, block: Block) -> DetachedPages | None:
         """Takes a block out of the free ones, if it is there still, and its pages out of the block."""
@@ -250,7 +253,7 @@ class SegmentedBlock:
     """A kept block in pieces of memory of their own, so that each can go before the others; used like a `Block`.
     space: where values that are moved out meanwhile have their place."""
 
-    def __init__(self, pool: Pool, sizes: Sequence[int], space: StoreReservation | None = None) -> None:
+    def __init__(self, pool: Pool, sizes: Sequence[int], space: Reservation | None = None) -> None:
         self.space = space
         self.starts = [0, *itertools.accumulate(sizes)]
         self.blocks: list[Block | None] = [pool.fresh(size) if size else None for size in sizes]
@@ -263,7 +266,7 @@ class SegmentedBlock:
         if not self.pinned:
             self.blocks[number] = None
 
-    def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    def window(self, dtype: Any, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """A tensor that starts at `byte` of the whole; strides in elements."""
         number = bisect.bisect_right(self.starts, byte) - 1
         block = self.blocks[number]
@@ -377,10 +380,10 @@ class TapeMemory:
         if self.held is None:
             self.release()
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def holds(self, tensor: Any) -> bool:
         """Whether the tensor lies in the block."""
         blocks = self.block.blocks if isinstance(self.block, SegmentedBlock) else [self.block]
-        return any(block is not None and storage_id(tensor) == storage_id(block.tensor)
+        return any(block is not None and self.pool.driver.shares(tensor, block.tensor)
                    for block in blocks)
 
     def release(self) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyshape.backend.interface import Streams
+from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory.pools import IDLE_SECONDS, WINDOW, Block, Pool, SegmentedBlock
 
 
@@ -31,6 +32,7 @@ class DeviceBlock(Block):
     def __init__(self, bytes_: int, streams: Streams, stream: int, gone: Callable[[int], None] | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
+        self.driver = usual_driver()
         self.streams = streams
         self.stream = stream
         self.mark: Any = None
@@ -75,8 +77,9 @@ class StreamPool(Pool):
                 self._trim()
             own = [block for block in self.free if isinstance(block, DeviceBlock) and block.stream == stream]
             found = self._fitting(own, bytes_) or self._passed(stream, bytes_)
-            if found is None and own:  # makes room for its successor
+            if found is None and own:  # makes room for its successor; no variable may hold it while that is made
                 self._drop(max(own, key=_bytes))
+            own.clear()
         return self._new(bytes_) if found is None else found
 
     def give(self, block: Block) -> None:
@@ -84,6 +87,14 @@ class StreamPool(Pool):
         if isinstance(block, DeviceBlock):
             block.mark = self.streams.mark(block.stream)
             self.free.append(block)
+
+    def copy(self, target: int, source: int, bytes_: int) -> None:
+        """See `Pool`. On the current stream."""
+        self.streams.copy(target, source, bytes_, self.streams.current())
+
+    def resident(self) -> int:
+        """See `Pool`."""
+        return self.streams.resident()
 
     def _fitting(self, blocks: list[DeviceBlock], bytes_: int) -> DeviceBlock | None:
         """The smallest that is large enough, taken out of the free ones."""

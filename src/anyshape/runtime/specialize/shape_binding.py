@@ -3,19 +3,18 @@ shape."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import Any, NoReturn
 
 from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
 from anyshape.ir.op import DIVISOR, ROUTE
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan, Step
-from anyshape.runtime.specialize.tensor_kinds import refused
+from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.usual import usual_driver
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
-from anyshape.torch_compat.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 _NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
 
@@ -42,8 +41,9 @@ class Binder:
     """
 
     def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset(),
-                 names: Mapping[str, str] | None = None) -> None:
+                 names: Mapping[str, str] | None = None, driver: Driver | None = None) -> None:
         self.plan = plan
+        self.driver = driver = usual_driver() if driver is None else driver
         self.names = {} if names is None else names
         self.sources = _sources(plan)
         bound = {source.name for source in self.sources} | known
@@ -53,10 +53,12 @@ class Binder:
                               why="no input has it as a size: it is only known while the program runs",
                               do="split the program there")
         # most inputs are parameters, whose sizes are numbers: looked at quickly, and closely when they do not fit
-        self.fixed = [(i, TORCH_DTYPES[kind.dtype], kind.shape) for i, kind in enumerate(plan.inputs)
+        self.fixed = [(i, driver.dtypes[kind.dtype], kind.shape) for i, kind in enumerate(plan.inputs)
                       if isinstance(kind, TensorType) and all(isinstance(n, int) for n in kind.shape)]
         closed = {position for position, _, _ in self.fixed}
         self.open = [i for i in range(len(plan.inputs)) if i not in closed]
+        self.devices = {i: driver.device(kind.device) for i, kind in enumerate(plan.inputs)
+                        if isinstance(kind, TensorType)}
         # inputs whose strides must be looked at to know the symbols
         self.strided = frozenset(source.position for source in self.sources if source.stride)
         # of those of fixed sizes, the ones that the entry of the program does not compare
@@ -77,9 +79,7 @@ class Binder:
         """
         rest = self.open
         for position, dtype, shape in self.uncompared if same else self.fixed:
-            one = arguments[position]
-            if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape and one.is_cpu
-                    and one.layout is torch.strided):
+            if not self.driver.fits(arguments[position], dtype, shape, self.devices[position]):  # type: ignore[arg-type]
                 rest = sorted((*rest, position))
         for position in rest:
             self._kind(position, self.plan.inputs[position], arguments[position])
@@ -107,23 +107,21 @@ class Binder:
             if not isinstance(argument, int):
                 self._fail(position, f"it is a whole number ({kind}), got {type(argument).__name__}")
             return
-        if not isinstance(argument, torch.Tensor):
+        found = self.driver.inspect(argument)
+        if found is None:
             self._fail(position, f"it is a tensor {kind}, got {type(argument).__name__}")
-        if argument.dtype != TORCH_DTYPES[kind.dtype]:
-            found = DTYPE_NAMES.get(argument.dtype, str(argument.dtype))
-            self._fail(position, f"its dtype is {found}, the program was compiled for {kind.dtype}")
-        if argument.dim() != kind.rank:
-            self._fail(position, f"it has {argument.dim()} dims, the program was compiled for {kind.rank}: {kind}")
-        if argument.is_meta and position in self.plan.restored:
-            return  # the forward did not keep it
-        error = refused(argument, self.plan, position)
+        if self.driver.dtypes.get(found.dtype) != self.driver.dtypes[kind.dtype]:
+            self._fail(position, f"its dtype is {found.dtype}, the program was compiled for {kind.dtype}")
+        if len(found.sizes) != kind.rank:
+            self._fail(position, f"it has {len(found.sizes)} dims, the program was compiled for {kind.rank}: {kind}")
+        error = self.driver.refused(argument, self.plan, position)
         if error is not None:
             raise error
 
     def _read(self, source: _Source, argument: Any, values: Mapping[str, int]) -> int:
         if source.dim < 0:
             return int(argument)
-        found = argument.stride(source.dim) if source.stride else argument.shape[source.dim]
+        found = (self.driver.strides(argument) if source.stride else argument.shape)[source.dim]
         factor, rest = evaluate(source.factor, values), evaluate(source.rest, values)
         if factor == 0 and found == rest:
             return 0  # any value does
@@ -139,7 +137,7 @@ class Binder:
         parts = [f"{name} is read from input {places[name].position}" for name in names if name in places]
         return f" ({', '.join(parts)})" if parts else ""
 
-    def _fail(self, position: int, why: str) -> None:
+    def _fail(self, position: int, why: str) -> NoReturn:
         raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program",
                          why=renamed(why, self.names),
                          do="call the program with arguments like those it was compiled for, or compile it again")
@@ -180,6 +178,16 @@ def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]
             raise IndexRangeError(f"an index is out of range in {plan.name}", where=where,
                                   why="it selects from a dim that has no elements at these sizes",
                                   do="check the sizes of what is indexed: one of them is 0")
+
+
+def with_addresses(plan: Plan, placed: Container[str], home: type[Home]) -> tuple[int, list[int]]:
+    """How many buffers of this home the host finds by addresses that Python gives it, and the positions of the inputs
+    among them that may have no elements."""
+    found = [plan.parameter_number(b)
+             for b in plan.buffers if isinstance(b.home, home) and b.name not in placed]
+    kinds = [(i, plan.inputs[i]) for i in found]
+    return len(found), [i for i, kind in kinds if isinstance(kind, TensorType)
+                        and not all(isinstance(n, int) and n > 0 for n in kind.shape)]
 
 
 def failed_check(name: str, step: Step, code: int) -> AnyShapeError:

@@ -37,8 +37,7 @@ from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, 
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.runtime.specialize.offload_schedule import Action, actions
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
-from anyshape.runtime.specialize.shape_binding import check_inside, renamed
-from anyshape.runtime.specialize.tensor_kinds import with_addresses
+from anyshape.runtime.specialize.shape_binding import check_inside, renamed, with_addresses
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
@@ -236,7 +235,7 @@ class Specializer:
         counters.count("plans")
         allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
         large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
-                      if output_bytes[b.index] >= huge_pages.WORTH)
+                      if output_bytes[b.index] >= huge_pages.WORTH and self.runner.on_host)
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Specialization(

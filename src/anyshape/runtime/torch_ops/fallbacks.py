@@ -45,9 +45,9 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
     return dq.transpose(1, 2).to(dtype), dk.transpose(1, 2).to(dtype), dv.transpose(1, 2).to(dtype)
 
 
-def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+def grouped_by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result of a step, by one product a group."""
-    x, y, ends = operands
+    (x, y, ends), _ = _in_order(attrs, operands)
     begin = 0
     if op == "grouped":
         result = x.new_zeros(x.shape[0], y.shape[2])
@@ -62,9 +62,21 @@ def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     return result
 
 
+def _in_order(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor],
+                                                                                 torch.Tensor | None]:
+    """The operands without the order that may stand behind the ends, the first in that order where it is gathered; and
+    the order where the result is scattered (ops/matmul.py)."""
+    x, weights, ends, *more = operands
+    if not attrs.get("gathered") and not attrs.get("scattered"):
+        return list(operands), None
+    order = more.pop(0)
+    rows = x.index_select(0, order) if attrs.get("gathered") else x
+    return [rows, weights, ends, *more], order if attrs.get("scattered") else None
+
+
 def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result of a step, by one convolution a group."""
-    rows, weight, ends, *more = operands
+    (rows, weight, ends, *more), order = _in_order(attrs, operands)
     bias = more[:-1] if attrs.get("added") else more
     convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rows.dim() - 3]
     parts, begin, reached = [], 0, 0
@@ -79,7 +91,8 @@ def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor
         result[begin:end] = own
     if attrs.get("added"):
         result = result + more[-1]
-    return result.relu() if attrs.get("relu") else result
+    result = result.relu() if attrs.get("relu") else result
+    return result if order is None else torch.empty_like(result).index_copy_(0, order, result)
 
 
 def direct_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -36,6 +36,8 @@ def _natural(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to `parser`. What is left out comes from the checkpoint, or from the defaults."""
     parser.add_argument("--backend", choices=BACKENDS, default="anyshape", help="how the model runs (default anyshape)")
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda (NVIDIA's and AMD's GPUs; "
+                        "default cpu)")
     parser.add_argument("--steps", type=_positive, help="train up to this step (default 250)")
     parser.add_argument("--seed", type=_natural, help="seed of the weights, the data order and the sample (default 0)")
     parser.add_argument("--tokens", type=_positive, help="most tokens in a batch, padding counted (default 2048)")

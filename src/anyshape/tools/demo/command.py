@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from anyshape.base.errors import AnyShapeError
+from anyshape.backend.targets import target_of
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError, DeviceError
 from anyshape.tools.demo import backends, checkpoint, data, display, report
 from anyshape.tools.demo.compare import compare
 from anyshape.tools.demo.limit import limit_bytes
@@ -49,6 +51,10 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, console: Console) -> int:
     begin = time.perf_counter()
     folder = args.out
+    target_of(Config.make(), args.device)  # says what is missing for a device, before anything is read
+    if args.device != "cpu" and not torch.cuda.is_available():
+        raise DeviceError("this build of torch has no GPUs", why=f"torch {torch.__version__} was built without them",
+                          do="install a CUDA or ROCm build of torch")
     if args.threads:
         torch.set_num_threads(args.threads)
     stored = None
@@ -96,7 +102,7 @@ def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, con
             raise AnyShapeError(f"--documents {args.documents} is not a folder", do="give a folder with Python files")
         default = Recipe()
         recipe = Recipe(default.seed if args.seed is None else args.seed, args.tokens or default.tokens)
-        return start(recipe, data.read_documents(args.documents))
+        return start(recipe, data.read_documents(args.documents), args.device)
     recipe = recipe_of(stored)
     for name, given, kept in (("--seed", args.seed, recipe.seed), ("--tokens", args.tokens, recipe.tokens)):
         if given is not None and given != kept:
@@ -105,7 +111,7 @@ def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, con
                 why=f"the run was started with {name} {kept}, and a resumed run goes on exactly where it stopped",
                 do=f"leave {name} out, or start afresh without --resume",
             )
-    return go_on(stored, data.read_documents(args.documents))
+    return go_on(stored, data.read_documents(args.documents), args.device)
 
 
 def _describe(console: Console, session: Session, backend: str, steps: int) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import sysconfig
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -165,9 +165,11 @@ class BatchStream:
     """The endless row of training batches; a pure function of documents, budget, longest and seed.
 
     budget: most places (rows times length, padding counted) in a batch. longest: documents are cut to this length.
+    device: where the batches are.
     """
 
-    def __init__(self, documents: Sequence[np.ndarray], budget: int, longest: int, seed: int) -> None:
+    def __init__(self, documents: Sequence[np.ndarray], budget: int, longest: int, seed: int,
+                 device: torch.device | str = "cpu") -> None:
         if not documents:
             raise ValueError("no documents to make batches of")
         longest = min(longest, budget)
@@ -175,6 +177,7 @@ class BatchStream:
         self._lengths = [len(document) - 1 for document in self._documents]
         self._budget = budget
         self._seed = seed
+        self._device = device
         self._epoch = lru_cache(maxsize=1)(self._pack_epoch)
 
     def _pack_epoch(self, epoch: int) -> list[tuple[int, ...]]:
@@ -186,6 +189,7 @@ class BatchStream:
         """The batch at a place and the place after it."""
         batches = self._epoch(cursor.epoch)
         batch = collate([self._documents[index] for index in batches[cursor.position]])
+        batch = replace(batch, tokens=batch.tokens.to(self._device), targets=batch.targets.to(self._device))
         following = cursor.position + 1
         if following < len(batches):
             return batch, Cursor(cursor.epoch, following)

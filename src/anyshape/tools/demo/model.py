@@ -151,9 +151,10 @@ def complete(
     """Draw up to `count` more token numbers after `tokens`, one at a time, stopping before `end`."""
     generator = torch.Generator().manual_seed(seed)
     drawn = list(tokens)
+    device = next(model.parameters()).device
     with torch.no_grad():
         for _ in range(count):
-            logits = model(torch.tensor([drawn]))[0, -1]
+            logits = model(torch.tensor([drawn], device=device))[0, -1].cpu()
             chances = torch.softmax(logits / temperature, dim=-1)
             following = int(torch.multinomial(chances, 1, generator=generator))
             if following == end:

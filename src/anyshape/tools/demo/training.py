@@ -93,12 +93,12 @@ class Session:
         checkpoint.save(folder, checkpoint.Checkpoint(tensors, values), self.step)
 
 
-def start(recipe: Recipe, documents: Sequence[str]) -> Session:
+def start(recipe: Recipe, documents: Sequence[str], device: str = "cpu") -> Session:
     """A new session at step 0: vocabulary, batches, model and optimiser, all from the recipe's seed."""
-    return _session(recipe, documents, data.train_vocabulary(documents, recipe.model.vocabulary))
+    return _session(recipe, documents, data.train_vocabulary(documents, recipe.model.vocabulary), device)
 
 
-def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer) -> Session:
+def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer, device: str) -> Session:
     corpus = data.encode(documents, tokenizer)
     if not corpus.training or not corpus.held_out:
         raise AnyShapeError(
@@ -107,13 +107,13 @@ def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer) -> 
             do="give --documents a folder with more Python files",
         )
     torch.manual_seed(recipe.seed)
-    model = DemoLlama(recipe.model)
+    model = DemoLlama(recipe.model).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.05,
                                   fused=True)
     for parameter in model.parameters():  # as the first step would: its memory is then that of any other
-        moments = (torch.zeros(()), torch.zeros_like(parameter), torch.zeros_like(parameter))
+        moments = (torch.zeros((), device=device), torch.zeros_like(parameter), torch.zeros_like(parameter))
         optimizer.state[parameter] = dict(zip(checkpoint.MOMENTS, (one.detach() for one in moments), strict=True))
-    stream = data.BatchStream(corpus.training, recipe.tokens, recipe.longest, recipe.seed)
+    stream = data.BatchStream(corpus.training, recipe.tokens, recipe.longest, recipe.seed, device)
     return Session(recipe, corpus, tokenizer, stream, model, optimizer)
 
 
@@ -128,11 +128,11 @@ def recipe_of(stored: checkpoint.Checkpoint) -> Recipe:
         ) from error
 
 
-def go_on(stored: checkpoint.Checkpoint, documents: Sequence[str]) -> Session:
+def go_on(stored: checkpoint.Checkpoint, documents: Sequence[str], device: str = "cpu") -> Session:
     """The session a checkpoint was taken of; CheckpointError when the documents are not the ones it was trained on."""
     values = stored.values
     try:
-        session = _session(recipe_of(stored), documents, Tokenizer.from_str(values["vocabulary"]))
+        session = _session(recipe_of(stored), documents, Tokenizer.from_str(values["vocabulary"]), device)
         if session.corpus.fingerprint != values["fingerprint"]:
             raise checkpoint.CheckpointError(
                 "the checkpoint was trained on other documents",
@@ -197,7 +197,8 @@ def train_step(session: Session, backend: Backend) -> None:
 def held_out_loss(session: Session) -> float:
     """Mean loss per token on documents that are never trained on, by the plain model, without gradients."""
     recipe = session.recipe
-    stream = data.BatchStream(session.corpus.held_out, recipe.tokens, recipe.longest, seed=0)
+    stream = data.BatchStream(session.corpus.held_out, recipe.tokens, recipe.longest, seed=0,
+                              device=next(session.model.parameters()).device)
     total = 0.0
     count = 0
     with torch.no_grad():

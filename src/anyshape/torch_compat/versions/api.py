@@ -373,12 +373,25 @@ def changes_mode(target: Any) -> bool:
     return "_functorch" in module or name.startswith(("_enter_", "_exit_", "_set_")) or "nesting" in name
 
 
-def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
-    """The quickest way to allocate a CPU tensor of given sizes and strides."""
-    fast = compat.get("torch._C._dynamo.guards._empty_strided_cpu")
+def allocator(device: torch.device = torch.device("cpu")
+              ) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+    """The quickest way to allocate a tensor of given sizes and strides on a device."""
+    fast = None
+    if device.type == "cpu":
+        fast = compat.get("torch._C._dynamo.guards._empty_strided_cpu")
+    elif device.type == "cuda" and torch.cuda.device_count() == 1:  # it allocates on the current one
+        fast = compat.get("torch._C._dynamo.guards._empty_strided_cuda")
     if fast is not None:
         return fast  # type: ignore[no-any-return]
-    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+
+
+def raw_stream() -> Callable[[int], int]:
+    """A function from the number of a CUDA or ROCm device to the driver's handle of its current stream."""
+    fast = compat.get("torch._C._cuda_getCurrentRawStream")
+    if fast is not None:
+        return fast  # type: ignore[no-any-return]
+    return lambda device: int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def same_kind(tensors: Sequence[torch.Tensor], sizes: bool) -> Callable[..., bool] | None:

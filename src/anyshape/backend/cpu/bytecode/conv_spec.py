@@ -16,6 +16,7 @@ class ConvSpec:
     places: (slot, bytes per element) of its operands in order, an addend last, and of the result. settings: (stride,
     padding, dilation), one number a dim each. added: there is an addend. relu: the result is the maximum with 0.
     scaled, shifted: there are factors and shifts of channels, which stand behind the bias.
+    gathered, scattered: of a grouped convolution; the order stands behind the ends.
     """
 
     number: int
@@ -26,6 +27,8 @@ class ConvSpec:
     relu: bool
     scaled: bool = False
     shifted: bool = False
+    gathered: bool = False
+    scattered: bool = False
 
 
 def least(relu: bool) -> int:

@@ -20,6 +20,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     native,
 )
 from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
 from anyshape.backend.cpu.native.compiler import words_of
@@ -63,8 +64,8 @@ def attention_words(products: Products, spec: AttentionSpec, windows: tuple[Any,
 
 def unplaced(products: Products, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
     """What the words of a step have in common with those of others that have equal windows, in other slots."""
-    return _words(products.machine, products.ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
-                  tuple([(shape, strides) for shape, strides, _ in windows]))
+    return _words(products.machine, products.ours(ATTENTION), products.blas, spec.op, spec.dtype, spec.causal,
+                  spec.scale, tuple([(shape, strides) for shape, strides, _ in windows]))
 
 
 def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
@@ -75,16 +76,17 @@ def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[An
 
 
 @lru_cache(maxsize=4096)
-def _words(machine: Machine, by_panels: bool, op: str, dtype: str, causal: bool, scale: float | None,
-           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+def _words(machine: Machine, by_panels: bool, blas: BlasRoutines, op: str, dtype: str, causal: bool,
+           scale: float | None, types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; None when the host cannot take these strides.
     by_panels: products of f32 are made from packed panels, not by the library."""
-    if not native(dtype, machine):
+    if not native(dtype, machine, blas):
         return None
     windows = dict(zip(roles(op, len(types)), enumerate(types), strict=True))
     batch, heads, rows, depth = windows["q"][1][0]
     groups, columns = windows["k"][1][0][1:3]
-    half = dtype not in LIBRARY or (dtype == "f32" and by_panels and rows >= OUR_ROWS)
+    half = dtype not in LIBRARY or (
+        dtype == "f32" and (not blas.products or (by_panels and rows >= OUR_ROWS)))
     product, code = (PACKED[dtype], "f") if half else LIBRARY[dtype][::2]
     if 0 in (heads, groups, depth) or max(rows, columns, depth) >= 2**30:
         return None

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.machine.torch_libs import library
 from anyshape.backend.cpu.microkernels import gemm, gemv
 from anyshape.backend.cpu.microkernels.amx import tiles
 from anyshape.base.align import align
@@ -83,6 +83,9 @@ class Products(Protocol):
     @property
     def machine(self) -> Machine: ...
 
+    @property
+    def blas(self) -> BlasRoutines: ...
+
     def ours(self, kind: str) -> bool:
         """Whether our routines do those of a kind."""
 
@@ -92,6 +95,7 @@ class Fixed(NamedTuple):
 
     machine: Machine
     own: bool
+    blas: BlasRoutines = BlasRoutines()
 
     def ours(self, kind: str) -> bool:
         return self.own
@@ -139,28 +143,23 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
     return _words(number, dtype, left, right, result, addend, batch, alpha, beta, products)
 
 
-def native(dtype: str, machine: Machine) -> bool:
-    """Whether the host's routines for this dtype suit the processor, by its features."""
+def native(dtype: str, machine: Machine, blas: BlasRoutines = BlasRoutines()) -> bool:
+    """Whether the host's routines for this dtype suit the processor, by its features; `blas`: of the library."""
     if dtype in LIBRARY:
-        return has_products()
+        return dtype == "f32" or blas.products
     return dtype in half_precision.dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
 
 
 def does(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype."""
     if dtype in LIBRARY:
-        return has_products()
+        return dtype == "f32" or products.blas.products
     return dtype in half_precision.dtypes(products.machine) and products.ours(dtype)
 
 
 def takes_any_strides(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype whatever the strides of the operands."""
     return dtype != "f64" and does(dtype, products)
-
-
-def has_products() -> bool:
-    """Whether torch's library has products of f32 and f64."""
-    return bool(library().sgemm and library().dgemm)
 
 
 def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
@@ -233,8 +232,8 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     words = None
     plain = dtype != "f64" and a.columns > 0 and alpha == 1 and (not bias or beta == 1)  # what panels can do in f32
     if dtype in LIBRARY and not (plain and not thin[0] and ours_do(products, c.rows, c.columns, a.columns, batches)):
-        words = by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
-    elif thin[0]:
+        words = by_library(products.blas, number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
+    if words is None and thin[0] and (dtype not in LIBRARY or (dtype == "f32" and not products.blas.products)):
         words = by_vectors(number, c.columns, rows, a.columns, c_order[1], bits(alpha, "f"), bits(beta, "f"), item,
                            places, thin)
     if words is None and (plain or dtype not in LIBRARY):
@@ -256,9 +255,12 @@ def ours_do(products: Products, rows: int, columns: int, inner: int, batches: in
     return many and products.ours(MANY)
 
 
-def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
-                places: Places, thin: tuple[int, ...]) -> list[int] | None:
-    """The words of a product by BLAS but for its batch dims; None when it cannot take these strides."""
+def by_library(blas: BlasRoutines, number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int,
+               alpha: float, beta: float, places: Places, thin: tuple[int, ...]) -> list[int] | None:
+    """The words of a product by BLAS but for its batch dims; None when it cannot take these strides, or is not
+    there."""
+    if not blas.products:
+        return None
     a_order, b_order = _ordered(a), _ordered(b)
     if a_order is None or b_order is None:
         return None
@@ -266,7 +268,7 @@ def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading
         return None
     function, many, code = LIBRARY[dtype]
     small = c.columns * c.rows * a.columns < SMALL_MATRIX
-    has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
+    has_many = blas.f32_batches if dtype == "f32" else blas.f64_batches
     return _library_product(
         op=host.MATMUL, length=0, number=number, function=function, m=c.columns, n=c.rows, k=a.columns, ldc=leading,
         alpha=bits(alpha, code), beta=bits(beta, code), item=size_of(dtype), **places,
@@ -289,8 +291,9 @@ def _panels(machine: Machine, dtype: str) -> tuple[int, int, int, bool]:
 
 
 def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float,
-              beta: float, places: Places) -> list[int]:
-    """The words of a product by packed panels (backend/cpu/routines/packed_gemm.py) but for its batch dims."""
+              beta: float, places: Places, room: int = PANELS) -> list[int]:
+    """The words of a product by packed panels (backend/cpu/routines/packed_gemm.py) but for its batch dims.
+    room: bytes of a thread's scratch at most, where no whole tiles are multiplied."""
     lanes, grain, per_word, is_tiles = _panels(machine, dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
@@ -301,7 +304,7 @@ def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, align(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (PANELS, 1)
+    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (room, 1)
     rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     rows = min(align(-(-c.rows // -(-c.rows // rows)), high), align(c.rows, high))
     sums = rows * columns if waits else high * wide

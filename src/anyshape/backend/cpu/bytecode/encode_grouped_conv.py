@@ -19,7 +19,7 @@ from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
 
 _words_of_step = host.GroupedConvStep.encoder()
-_MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias", "addend", "result")))
+_MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "order", "bias", "addend", "result")))
 # bytes of scratch beyond which a row's input does not stay in the caches between panels, and PyTorch does it
 MOST = 4 << 20
 INPUT, RESULT = 60, 60  # operations of vectors that a channel's transform takes: of the input, of the result
@@ -27,26 +27,28 @@ _PLACES = ("winograd", "blocks", "flag", "sums", "transformed", "factors", "bias
 
 
 def grouped_conv_words(machine: Machine, spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
-    """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias and addend,
+    """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps order, bias and addend,
     and the result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
-    words = _words(machine, spec.settings, spec.added, spec.relu, spec.places[2][1], types)
+    words = _words(machine, spec.settings, spec.added, spec.relu, (spec.gathered, spec.scattered), spec.places[2][1],
+                   types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_item: int,
-           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, ordered: tuple[bool, bool],
+           end_item: int, types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
-    (rows, _), (weight, _), (ends, end_strides), (result, _) = *types[:3], types[-1]
+    (rows, row_strides), (weight, _), (ends, end_strides), (result, _) = *types[:3], types[-1]
     if 0 in result:
         return ()
-    packed = (*types[:2], *types[3:])
+    packed = (types[1], (rows[1:], row_strides[1:]), *types[3:])
     if 0 in rows or 0 in weight or any(strides != dense(shape) for shape, strides in packed):
         return None
+    has_order = any(ordered)
     missing = 3 - (len(rows) - 2)
     size, out, kernel = (_three(shape, missing) for shape in (rows[2:], result[2:], weight[3:]))
     stride, padding, dilation = ((fill,) * missing + own for fill, own in zip((1, 0, 1), settings, strict=True))
@@ -67,12 +69,14 @@ def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool,
     scratch = ways.pop("scratch") or at_input + input_bytes
     if scratch > MOST:
         return None
-    has_bias = len(types) == 5 + added
+    has_bias = len(types) == 5 + added + has_order
     words = _words_of_step(
         op=host.GROUPED_CONV, length=words_of(host.GroupedConvStep), number=0, rows=(0, 0), weight=(1, 0),
-        ends=(2, 0), bias=(3 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0),
-        result=(len(types) - 1, 0), least=least(relu), end_item=end_item,
-        end_step=end_item * end_strides[0], count=ends[0], size=rows[0], channels=channels, outs=outs, taps=taps,
+        ends=(2, 0), order=(3 if has_order else -1, 0), bias=(3 + has_order if has_bias else -1, 0),
+        addend=(len(types) - 2 if added else -1, 0), result=(len(types) - 1, 0),
+        gathered=int(ordered[0]), cells=rows[0], row=4 * row_strides[0],
+        scattered=int(ordered[1]), least=least(relu), end_item=end_item,
+        end_step=end_item * end_strides[0], count=ends[0], size=result[0], channels=channels, outs=outs, taps=taps,
         size_z=size[0], size_y=size[1], wide=size[2], volume=prod(size), out_z=out[0], out_y=out[1], out_x=out[2],
         area=prod(out), kernel_z=kernel[0], kernel_y=kernel[1], kernel_x=kernel[2], stride_z=stride[0],
         stride_y=stride[1], stride_x=stride[2], padding_z=padding[0], padding_y=padding[1], padding_x=padding[2],

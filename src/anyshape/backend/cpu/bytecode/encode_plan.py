@@ -38,6 +38,7 @@ from anyshape.ops.attention import OPERANDS, wide
 from anyshape.ops.convolution import CONVOLUTIONS
 from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
+from anyshape.ops.type_rules import ORDERED
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     CopyStep,
@@ -221,7 +222,7 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
-            optional = (bool(attrs.get(name)) for name in ("added", "relu", "scaled", "shifted"))
+            optional = (bool(attrs.get(name)) for name in ("added", "relu", "scaled", "shifted", *ORDERED))
             name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, *optional))
             return f"*{step.op}({name}, {self.formulas.types(windows)})"
         if step.op in ROUTING:

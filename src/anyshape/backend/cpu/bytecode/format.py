@@ -209,6 +209,12 @@ class GroupedStep(EndsStep):
     a_along: i64
     b_along: i64
     c_along: i64
+    order: Nested[Place]  # in which rows are gathered; slot -1: none
+    cells: i64  # row i is read at place order[i] of so many rows; bytes from one to the next, and within one
+    row: i64
+    element: i64
+    rows: i64  # rows that are gathered at a time for the library
+    apart: i64  # bytes of a row that is gathered for it
     most_few: i64  # up to how many rows are few
     ours: i64  # 1: other groups are multiplied by packed panels; 0: by the library
     wide: i64  # columns of the smallest share of a thread
@@ -265,6 +271,11 @@ class GroupedConvStep(Step):
     bias: Nested[Place]  # slot -1: none
     addend: Nested[Place]  # of the size of the result; slot -1: none
     result: Nested[Place]
+    order: Nested[Place]  # of the rows; slot -1: none
+    gathered: i64  # 1: row i is read at place order[i]; of so many rows, a row bytes apart
+    cells: i64
+    row: i64
+    scattered: i64  # 1: the result of row i is written at place order[i]
     least: i64  # the bits of what the result is at least
     end_item: i64  # bytes of an end: 4 or 8; and from one to the next
     end_step: i64

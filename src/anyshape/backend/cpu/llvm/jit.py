@@ -13,43 +13,16 @@ import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
+from anyshape.backend.cpu.llvm.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.backend.cpu.machine.target import Machine, initialise
 from anyshape.backend.interface import ObjectCache
 from anyshape.base.errors import VerifyError
 
 _NAME = re.compile(r"^define void @([A-Za-z_][A-Za-z0-9_]*)\(", re.MULTILINE)
-_FUNCTIONS = ("", "_blocks", "_scratch", "_work")
 _PIPELINE = "sroa simplifycfg v1"  # enters the cache key: change it with the passes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedKernel:
-    """A loaded kernel; addresses of C functions, `block` being int64*: pointers of the params, then the sizes.
-
-    run: void(int64* block, int64 begin, int64 end, void* scratch), row blocks begin to end.
-    blocks: int64(int64* block), number of row blocks at these sizes.
-    scratch: int64(int64* block), bytes of scratch that one thread needs; the caller aligns it to 64 bytes.
-    work: int64(int64* block), estimated scalar operations, for the choice between one thread and many.
-    """
-
-    name: str
-    run: int
-    blocks: int
-    scratch: int
-    work: int
-    keep: object = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Routines:
-    """Loaded functions other than kernels: name -> address."""
-
-    address: dict[str, int]
-    keep: object = field(repr=False, compare=False)
 
 
 class _Worker(threading.local):
@@ -179,7 +152,7 @@ def build(texts: Sequence[str], target: Machine, cache: ObjectCache | None = Non
         objects[k] = data
         if cache is not None:
             cache.put(keys[k], data)
-    symbols = [name + suffix for name in names for suffix in _FUNCTIONS]
+    symbols = [name + suffix for name in names for suffix in ENTRIES]
     library = _loader.link([data for data in objects if data is not None], symbols)
     return [LoadedKernel(name, library[name], library[f"{name}_blocks"], library[f"{name}_scratch"],
                          library[f"{name}_work"],

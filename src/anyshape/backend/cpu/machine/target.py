@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import llvmlite
-import llvmlite.binding as llvm
-
 from anyshape.kernel.schedule.hardware_params import HardwareParams, Speeds
 
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, tile data) on x86-64
@@ -56,13 +53,17 @@ class Machine:
         return f"{self.triple} {self.cpu} {self.features} llvmlite {llvm_version()}"
 
 
+@lru_cache(maxsize=1)
 def llvm_version() -> str:
     """Version of llvmlite and of the LLVM inside it."""
+    import llvmlite
+    import llvmlite.binding as llvm
     return f"{llvmlite.__version__} LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
 
 
 def llvm_major() -> int:
     """Major version of LLVM: the text form of masked memory access differs from 22 on."""
+    import llvmlite.binding as llvm
     return int(llvm.llvm_version_info[0])
 
 
@@ -78,7 +79,7 @@ def target_of(triple: str, cpu: str, features: frozenset[str]) -> Machine:
     return Machine(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
 
 
-def _may_use_tiles(features: frozenset[str]) -> bool:
+def may_use_tiles(features: frozenset[str]) -> bool:
     """Whether this process, threads it has later too, may use the processor's unit for tiles: Linux has to be asked,
     once (Documentation/arch/x86/xstate.rst)."""
     if "amx-tile" not in features or not sys.platform.startswith("linux"):
@@ -102,14 +103,17 @@ def model() -> str:
 @lru_cache(maxsize=1)
 def initialise() -> None:
     """Has LLVM make code for this kind of processor."""
+    import llvmlite.binding as llvm
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
 
 
 @lru_cache(maxsize=1)
 def host() -> Machine:
-    """The machine that this process runs on: asked where a target is made, and handed on from there."""
+    """The machine that this process runs on: asked where a target is made, and handed on from there. LLVM is imported
+    here, not above: programs that come with their code (artifact/) run where there is none."""
+    import llvmlite.binding as llvm
     features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-    if not _may_use_tiles(features):
+    if not may_use_tiles(features):
         features = frozenset(name for name in features if not name.startswith("amx"))
     return target_of(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)

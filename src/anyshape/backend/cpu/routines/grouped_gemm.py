@@ -4,6 +4,9 @@ backend/cpu/bytecode/encode_grouped_gemm.py and ops/matmul.py.
     for each group, in order: count its rows; the part of its columns and rows that is this thread's:
         few rows: backend/cpu/microkernels/gemv.py; others: packed panels, or the library
 
+Where rows are gathered (ops/matmul.py), panels are packed from the rows where they lie; few rows are places anyway; the
+library gets some rows at a time, side by side.
+
 All groups are one piece of work for the threads: a thread takes what lies between two marks of the sum of the groups'
 costs, so that it packs the rows and reads the weights of few groups. A group costs its rows and the reading of its
 weights.
@@ -25,6 +28,7 @@ from anyshape.backend.cpu.bytecode.format import (
 from anyshape.backend.cpu.native.compiler import (
     Struct,
     array_at,
+    call_void,
     copy_bytes,
     fill_zero,
     i64,
@@ -32,10 +36,11 @@ from anyshape.backend.cpu.native.compiler import (
     minimum,
     new,
     size_of,
+    words,
 )
-from anyshape.backend.cpu.routines.blas_gemm import LibraryWork, address, matmul_range
-from anyshape.backend.cpu.routines.packed_gemm import PackedWork, packed_range, parts
-from anyshape.backend.cpu.routines.route_plan import end_of
+from anyshape.backend.cpu.routines.blas_gemm import LibraryWork, address, entry_of, matmul_range
+from anyshape.backend.cpu.routines.packed_gemm import PackedWork, copy_elements, packed_range, parts
+from anyshape.backend.cpu.routines.route_plan import check_order, end_of, placed
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 
@@ -67,6 +72,8 @@ def run_grouped(block: Block, step: GroupedStep) -> int:
     if rows != 0:
         if plain.k == 0:
             reached = 0
+        if step.order.slot >= 0 and check_order(block, address(block, step.order), size, step.cells) != 0:
+            return 0
         line = plain.ldc * plain.item
         fill_zero(address(block, plain.c) + reached * line, (size - reached) * line)
         if reached == 0:
@@ -80,6 +87,11 @@ def run_grouped(block: Block, step: GroupedStep) -> int:
     data.total = total
     # groups that lie on each other are written in order
     return parallel_for(block, grouped_range, data, 1 if falls != 0 else threads)
+
+
+def order_from(block: Block, step: GroupedStep, row: int) -> int:
+    """Where the order of the rows from one on lies; 0: there is none."""
+    return address(block, step.order) + 8 * row if step.order.slot >= 0 else 0
 
 
 def cost_of(step: GroupedStep, count: int) -> int:
@@ -150,6 +162,7 @@ def group_range(data: GroupedWork, number: int, group: int, begin: int, count: i
         panel_work.high = height(packed, packed.n, blocks)
         panel_work.blocks = blocks
         panel_work.members = 1
+        panel_work.sources = order_from(block, step, begin)
         packed_range(panel_work, first, last, number)
         return 0
     product = new(LibraryProduct)
@@ -161,6 +174,9 @@ def group_range(data: GroupedWork, number: int, group: int, begin: int, count: i
     work.step = product
     from_column = first * step.wide
     to_column = minimum(last * step.wide, product.m)
+    if step.order.slot >= 0:
+        multiply_gathered(data, work, number, begin, count, from_column, to_column)
+        return 0
     if along == ALONG_ROWS and count <= step.most_few:
         product.thin.function = step.thin[count - 1]
         product.thin.count = count
@@ -170,6 +186,52 @@ def group_range(data: GroupedWork, number: int, group: int, begin: int, count: i
         product.a.bytes += from_column * step.lane
         product.c.bytes += from_column * product.item
     matmul_range(work, 0, 1, from_column, to_column)
+    return 0
+
+
+def multiply_gathered(data: GroupedWork, work: LibraryWork, number: int, begin: int, count: int, first: int,
+                      last: int) -> int:
+    """The columns first..last-1 of a group whose rows are gathered: few rows, or by the library, some rows at a time in
+    a thread's scratch."""
+    block = data.block
+    step = data.step
+    product = work.step
+    sources = order_from(block, step, begin)
+    rows = address(block, product.b)
+    if count <= step.most_few:
+        few_gathered(data, product, step.thin[count - 1], rows, sources, count, first, last)
+        return 0
+    scratch = block.scratch + number * block.program.scratch
+    item = product.item
+    product.thin.function = 0
+    product.m = last - first
+    product.a.bytes += first * step.lane
+    product.b.bytes = scratch - block.slots[product.b.slot]
+    product.c.bytes += first * item
+    row = 0
+    while row < count:
+        product.n = minimum(step.rows, count - row)
+        for i in range(product.n):
+            copy_elements(scratch + i * step.apart, rows + placed(sources, row + i) * step.row, product.k, item,
+                          step.element)
+        matmul_range(work, 0, 1, first, last)
+        product.c.bytes += product.n * step.c_along
+        row += product.n
+    return 0
+
+
+def few_gathered(data: GroupedWork, product: LibraryProduct, function: int, rows: int, sources: int, count: int,
+                 first: int, last: int) -> int:
+    """The results first..last-1 of few rows that are gathered."""
+    result = address(data.block, product.c)
+    matrix = address(data.block, product.a)
+    places = words(16)
+    for i in range(8):
+        row = minimum(i, count - 1)
+        places[i] = rows + placed(sources, row) * data.step.row
+        places[8 + i] = result + row * product.thin.result
+    call_void(entry_of(data.functions, function)[0], matrix, product.thin.step, product.k, first, last, places,
+              product.thin.element, product.thin.result_step, product + LibraryProduct.alpha)
     return 0
 
 

@@ -42,7 +42,19 @@ from anyshape.backend.cpu.bytecode.format import (
     Functions,
     PackedProduct,
 )
-from anyshape.backend.cpu.native.compiler import Array, Nested, Struct, call_void, i64, maximum, minimum, new, size_of
+from anyshape.backend.cpu.native.compiler import (
+    Array,
+    Nested,
+    Struct,
+    call_void,
+    copy_bytes,
+    i64,
+    load64,
+    maximum,
+    minimum,
+    new,
+    size_of,
+)
 from anyshape.backend.cpu.routines.blas_gemm import address, copy_run, entry_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
@@ -58,6 +70,7 @@ class PackedWork(Struct):
     high: i64
     blocks: i64
     members: i64
+    sources: i64  # 0, or the order in which the rows of B are read
 
 
 class Fetch(Struct):
@@ -83,6 +96,8 @@ class PackedFrame(Struct):
     bias: i64  # 0: none
     a: i64
     b: i64
+    sources: i64  # of these rows; 0: one after the other
+    gathered: i64  # where rows are gathered before they are packed
     row_panels: i64
     column_panels: i64
     sums: i64
@@ -211,8 +226,13 @@ def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, f
     frame.bias = 0
     frame.a = (address(block, step.a) + batch_place(step, batch, OF_A)
              + first_column * step.a_lane)
-    frame.b = (address(block, step.b) + batch_place(step, batch, OF_B)
-             + first_row * step.b_lane)
+    frame.b = address(block, step.b) + batch_place(step, batch, OF_B)
+    frame.sources = 0
+    if data.sources == 0:
+        frame.b += first_row * step.b_lane
+    else:
+        frame.sources = data.sources + 8 * first_row
+    frame.gathered = scratch + step.scratch
     if step.bias.slot >= 0:
         frame.bias = (address(block, step.bias) + batch_place(step, batch, OF_BIAS)
                  + first_row * step.bias_row + first_column * step.bias_column)
@@ -337,7 +357,8 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
     step = frame.step
     lanes = step.lanes
     way = PACKED_ANY
-    if inner_step == item:
+    gathered = frame.sources if rows != 0 else 0
+    if inner_step == item or gathered != 0:
         way = PACKED_TURN
     elif lane_step == item:
         way = PACKED_ALONG
@@ -349,7 +370,9 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
         way += PACKED_ROWS_WAY
     function = frame.entry[way]
     room = parts(parts(count, step.per_word), lanes) * lanes
-    chunk = PACKED_CHUNK if lane_step == item and inner_step != item else maximum(count, 1)
+    chunk = maximum(count, 1)
+    if lane_step == item and inner_step != item and gathered == 0:
+        chunk = PACKED_CHUNK
     if whole != 0:
         lane_room = 4 * room
         chunk = maximum(chunk, 2 * lanes)
@@ -364,7 +387,15 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
             lane = first
             while lane < end:
                 word_room = 4 if whole != 0 else 4 * width
-                call_void(function, source + lane * lane_step, lane_step, inner_step, minimum(lanes, end - lane),
+                place = source + lane * lane_step
+                lane_apart = lane_step
+                inner_apart = inner_step
+                if gathered != 0:
+                    place = frame.gathered
+                    lane_apart = gather_rows(frame, source, item, inner_step, lane, minimum(lanes, end - lane),
+                                             minimum(chunk, count - part))
+                    inner_apart = item
+                call_void(function, place, lane_apart, inner_apart, minimum(lanes, end - lane),
                           minimum(chunk, count - part), panel + lane_room * (lane - first) + word_room * words_before,
                           lane_room if whole != 0 else word_room)
                 lane += lanes
@@ -372,6 +403,26 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
             first += width
         source += chunk * inner_step
         part += chunk
+    return 0
+
+
+def gather_rows(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int,
+                inner: int) -> int:
+    """The rows `first` and so on of the frame, so many with so many elements, side by side; bytes from one to the
+    next."""
+    apart = inner * item + LINE
+    for i in range(count):
+        row = source + load64(frame.sources + 8 * (first + i)) * frame.step.b_lane
+        copy_elements(frame.gathered + i * apart, row, inner, item, inner_step)
+    return apart
+
+
+def copy_elements(target: int, source: int, count: int, item: int, step: int) -> int:
+    """So many elements, which may lie apart in the source."""
+    if step == item:
+        copy_bytes(target, source, count * item)
+    else:
+        copy_run(target, source, count, item, step, item)
     return 0
 
 

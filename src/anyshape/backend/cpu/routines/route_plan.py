@@ -19,7 +19,7 @@ from anyshape.backend.cpu.native.compiler import (
     store32,
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
-from anyshape.ir.op import ROUTE
+from anyshape.ir.op import INDEX, ROUTE
 
 
 def run_route_plan(block: Block, step: RoutePlanStep) -> int:
@@ -82,6 +82,23 @@ def run_segments(block: Block, step: SegmentStep) -> int:
     for row in range(reached, size):
         result[row] = step.count
     return 0
+
+
+def check_order(block: Block, order: int, size: int, most: int) -> int:
+    """Whether `size` rows have a place in an order, of so many; else that is the call's status."""
+    wrong = 0
+    for row in range(size):
+        place = load64(order + 8 * row)
+        if place < 0 or place >= most:
+            wrong = 1
+    if wrong != 0:
+        block.status = INDEX
+    return wrong
+
+
+def placed(order: int, row: int) -> int:
+    """The place of a row in an order; 0: as they lie."""
+    return row if order == 0 else load64(order + 8 * row)
 
 
 def end_of(block: Block, step: EndsStep, group: int) -> int:

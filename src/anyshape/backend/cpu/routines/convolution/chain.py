@@ -4,7 +4,7 @@ rows together, some at a time, so that what one writes is still in the caches wh
     conv a -> b;  conv b -> c        for some rows at a time:  b[rows] = conv a[rows];  c[rows] = conv b[rows]
 
 A row of a result depends on that row alone. Steps are chained where memory allows another order: what two of them read
-and write is apart, or lies row by row at the same places.
+and write is apart, or lies row by row at the same places. Of rows that are gathered or scattered that has to be apart.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from anyshape.backend.cpu.native.compiler import Struct, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.grouped_conv import convolve_rows
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork
+from anyshape.backend.cpu.routines.route_plan import check_order
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 MOST = 64  # steps of a chain: finding it takes the square of them
@@ -38,10 +39,17 @@ def run_grouped_convs(block: Block, step: GroupedConvStep) -> int:
     one = step
     while one.op == GROUPED_CONV and (count == 0 or (count < MOST and block.times == 0
                                                      and is_chained(block, step, count, one) != 0)):
+        if one.order.slot >= 0:
+            cells = one.size if one.gathered == 0 else one.cells
+            if one.scattered != 0:
+                cells = minimum(cells, one.size)
+            check_order(block, address(block, one.order), one.size, cells)
         work += one.size * one.outs * one.taps * one.area
         rows = minimum(rows, one.near)
         count += 1
         one = GroupedConvStep(one + 8 * one.length)
+    if block.status != 0:
+        return count
     data.count = count
     data.rows = step.size if count == 1 else rows
     threads = minimum(minimum(block.threads, step.size), work // PARALLEL_FLOPS)
@@ -90,19 +98,25 @@ def writes_over(block: Block, writer: GroupedConvStep, reader: GroupedConvStep) 
     bytes_ = writer.size * row
     other = reader.outs * reader.area * 4
     weights = reader.count * reader.outs * 4
-    clashes = rows_clash(block, result, row, reader.rows, reader.channels * reader.volume * 4, reader.size)
-    clashes += rows_clash(block, result, row, reader.result, other, reader.size)
-    clashes += rows_clash(block, result, row, reader.addend, other, reader.size)
+    source = reader.channels * reader.volume * 4
+    moved = writer.scattered
+    if moved + reader.gathered != 0 or reader.row != source:
+        clashes = lies_over(block, result, bytes_, reader.rows, (reader.cells - 1) * reader.row + source)
+    else:
+        clashes = rows_clash(block, result, row, reader.rows, source, reader.size, 0)
+    clashes += rows_clash(block, result, row, reader.result, other, reader.size, moved + reader.scattered)
+    clashes += rows_clash(block, result, row, reader.addend, other, reader.size, moved)
+    clashes += lies_over(block, result, bytes_, reader.order, 8 * reader.size)
     clashes += lies_over(block, result, bytes_, reader.weight, weights * reader.taps)
     clashes += lies_over(block, result, bytes_, reader.bias, weights)
     clashes += lies_over(block, result, bytes_, reader.ends, reader.count * reader.end_step)
     return minimum(clashes, 1)
 
 
-def rows_clash(block: Block, result: int, row: int, place: Place, other: int, size: int) -> int:
+def rows_clash(block: Block, result: int, row: int, place: Place, other: int, size: int, moved: int) -> int:
     """1 where `size` rows of `row` bytes at `result` lie over those of `other` bytes at a place, not each over its
-    own."""
-    if place.slot >= 0 and address(block, place) == result and row == other:
+    own, where none is moved."""
+    if moved == 0 and place.slot >= 0 and address(block, place) == result and row == other:
         return 0
     return lies_over(block, result, row * size, place, other * size)
 

@@ -5,7 +5,8 @@ ops/convolution.py and backend/cpu/bytecode/encode_grouped_conv.py.
         the row with its padding into the thread's scratch;  for each panel, each line of the result: tiles
 
 Tiles are backend/cpu/microkernels/direct_conv.py; or the row is done by Winograd's algorithm (winograd.py).
-Every row costs the same, so a thread has an equal part of the rows.
+Every row costs the same, so a thread has an equal part of the rows. Where rows are gathered or results scattered, a row
+is read and written where the order of a route says: it is copied into the scratch in any case.
 Where a window moves by more than one position along a line, positions that a tap meets one after another are laid side
 by side: those of the same remainder (phase). All is in terms of three dims, the first ones of size 1 where there are
 fewer.
@@ -26,6 +27,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, transform_weights, winograd_row
+from anyshape.backend.cpu.routines.route_plan import placed
 
 
 def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
@@ -47,9 +49,12 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
     place_taps(step, scratch)
     fill_zero(scratch + step.input, step.input_bytes)
     result = address(block, step.result)
+    rows = address(block, step.rows)
     addend = 0
     if step.addend.slot >= 0:
         addend = address(block, step.addend)
+    sources = order_of(block, step, step.gathered)
+    targets = order_of(block, step, step.scattered)
     bytes_of_row = step.outs * step.area * 4
     begin = 0
     reached = 0
@@ -63,10 +68,9 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
             if step.winograd != 0:
                 transform_weights(data, group, scratch)
             for row in range(first, last):
-                place_row(data, address(block, step.rows) + row * step.channels * step.volume * 4,
-                          scratch + step.input)
-                target = result + row * bytes_of_row
-                other = 0 if addend == 0 else addend - result
+                place_row(data, rows + placed(sources, row) * step.row, scratch + step.input)
+                target = result + placed(targets, row) * bytes_of_row
+                other = 0 if addend == 0 else addend + row * bytes_of_row - target
                 # the addend is never where the result is, so that a row can be done again
                 if step.winograd == 0 or winograd_row(data, scratch, target, other) != 0:
                     if packed == 0:
@@ -74,18 +78,23 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
                     packed = 1
                     convolve_row(data, scratch, target, other)
         begin = end
-    first = maximum(low, reached)
-    if first < high:
-        fill_rest(step, result + first * bytes_of_row, addend, first, (high - first) * step.outs * step.area)
+    for row in range(maximum(low, reached), high):
+        target = result + placed(targets, row) * bytes_of_row
+        fill_rest(step, target, 0 if addend == 0 else addend + row * bytes_of_row)
     return 0
 
 
-def fill_rest(step: GroupedConvStep, target: int, addend: int, first: int, count: int) -> int:
-    """Rows of no group, so many numbers: zeros, or what is added to them."""
+def order_of(block: Block, step: GroupedConvStep, wanted: int) -> int:
+    """Where the order of the rows lies, if it is wanted; else 0."""
+    return address(block, step.order) if wanted != 0 else 0
+
+
+def fill_rest(step: GroupedConvStep, target: int, addend: int) -> int:
+    """A row of no group: zeros, or what is added to them."""
+    count = step.outs * step.area
     if addend == 0:
         fill_zero(target, count * 4)
         return 0
-    addend += first * step.outs * step.area * 4
     for number in range(count):
         value = load32(addend + number * 4)
         # -0.0 and 0.0 are 0.0; a number is below zero where its sign is set, unless it is a NaN

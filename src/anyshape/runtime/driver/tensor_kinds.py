@@ -11,33 +11,37 @@ of exported programs and results of PyTorch's operators are not.
 """
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan
 from anyshape.torch_compat import is_zeros
 
 
-def odd(name: str, dtype: torch.dtype) -> str:
-    """Text of a condition: whether the tensor `name`, of this dtype, is more than its memory. Asked where the quick
-    comparison with tensors that were looked at (`alike` in runtime/call/dispatch_codegen.py) has failed."""
+def odd(name: str, wanted: str, dtype: torch.dtype, device: str) -> str:
+    """Text of a condition: whether the tensor `name` has another dtype than `wanted`, the name of this dtype, is more
+    than its memory, or not on the device that the name `device` stands for. Asked where the quick comparison with
+    tensors that were looked at (`alike` in runtime/call/dispatch_codegen.py) has failed."""
     conjugate = f" or {name}.is_conj()" if dtype.is_complex else ""
-    return (f"not {name}.is_cpu or {name}.layout is not strided or {name}.is_neg(){conjugate}"
-            f" or (not {name}.data_ptr() and is_zeros({name}))")
+    return (f"{name}.dtype is not {wanted} or {name}.device != {device} or {name}.layout is not strided"
+            f" or {name}.is_neg(){conjugate} or (not {name}.data_ptr() and is_zeros({name}))")
 
 
 def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | None:
-    """The error for an input that no program takes; None where programs do."""
+    """The error for an input that no program takes; None where programs do. Of a tape, what the forward did not keep is
+    not there."""
+    if tensor.is_meta and position in plan.restored:
+        return None
     if tensor.is_nested:
         why, do = "it is a nested tensor, whose sizes are no ordinary numbers", "use padded tensors"
-    elif tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on the CPU"
-        do = "move it with .to('cpu')" if tensor.device.type != "cpu" else "pass it as .to_dense()"
+    elif str(tensor.device) != (device := device_of(plan, position)) or tensor.layout != torch.strided:
+        where = "the CPU" if device == "cpu" else device
+        why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on {where}"
+        do = f"move it with .to({device!r})" if str(tensor.device) != device else "pass it as .to_dense()"
     elif tensor.numel() and not tensor.data_ptr() and not is_zeros(tensor):
         why = f"it has no memory: its storage has {tensor.untyped_storage().nbytes()} bytes, its elements need " \
               f"{tensor.numel() * tensor.itemsize}"
@@ -47,18 +51,14 @@ def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | Non
     return InputError(f"input {position} of {plan.name} does not fit the compiled program", why=why, do=do)
 
 
+def device_of(plan: Plan, position: int) -> str:
+    """PyTorch's word for the device of an input."""
+    kind = plan.inputs[position]
+    return kind.device if isinstance(kind, TensorType) else "cpu"
+
+
 def without_memory(plan: Plan, inputs: Sequence[Any]) -> InputError:
     """The error for a call in which an input has elements and no address; nothing has run."""
     found = (refused(one, plan, position) for position, one in enumerate(inputs)
              if isinstance(one, torch.Tensor) and not one.is_meta)
     return next((error for error in found if error is not None), InputError(f"an input of {plan.name} has no memory"))
-
-
-def with_addresses(plan: Plan, placed: Container[str], home: type[Home]) -> tuple[int, list[int]]:
-    """How many buffers of this home the host finds by addresses that Python gives it, and the positions of the inputs
-    among them that may have no elements."""
-    found = [plan.parameter_number(b)
-             for b in plan.buffers if isinstance(b.home, home) and b.name not in placed]
-    kinds = [(i, plan.inputs[i]) for i in found]
-    return len(found), [i for i, kind in kinds if isinstance(kind, TensorType)
-                        and not all(isinstance(n, int) and n > 0 for n in kind.shape)]

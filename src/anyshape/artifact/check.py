@@ -1,0 +1,66 @@
+"""Inspection of a deployed file: everything that can be said of it without compiling or running anything in it."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyshape.artifact import safetensors
+from anyshape.artifact.container import WEIGHTS, Container, refused
+from anyshape.artifact.elf import check_object
+from anyshape.artifact.load import check_digests, read_head
+from anyshape.artifact.native_code import reason_against
+from anyshape.artifact.requirements import VERSION
+from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
+from anyshape.ir.graph import Graph
+from anyshape.ir.types import TensorType
+from anyshape.runtime.specialize.shape_binding import renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found. lines: for people. graph: the program."""
+
+    path: Path
+    graph: Graph
+    lines: Sequence[str]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def check(path: str | Path) -> Report:
+    """Reads all of a file: sizes, digests, texts, weights, objects.
+
+    Raises:
+        ArtifactError: something of it is not as `anyshape.save` writes it.
+    """
+    container = Container(Path(path))
+    try:
+        head = read_head(container)
+        check_digests(container, head, True)
+        graph, _ = parse_graph(container.text("graph.txt"), head.needed, f"{path}: graph.txt")
+        plan = parse_plan(container.text("plan.txt"), f"{path}: plan.txt")
+        kernels = parse_kernels(container.text("kernels.txt"), f"{path}: kernels.txt")
+        weights = safetensors.decode(container.part(WEIGHTS), f"{path}: {WEIGHTS}")
+        if {name for _, name in head.weights} != weights.keys():
+            raise refused(str(path), "there are weights without a place, or places without weights")
+        for name in container.places:
+            if name.endswith(".o"):
+                check_object(name, container.data(name))
+        bytes_ = sum(array.nbytes for _, array in weights.values())
+        names = head.signature.names
+        lines = [f"{path}: version {VERSION}, made with {head.made_with}"]
+        for one in head.signature.inputs:
+            kind = graph.inputs[one.position].type if 0 <= one.position < len(graph.inputs) else None
+            shown = renamed(str(kind), names) if isinstance(kind, TensorType) else one.kind
+            lines.append(f"  takes    {one.name}: {shown if one.kind != 'fixed' else repr(one.value)}")
+        for name, low, high in graph.facts.ranges:
+            lines.append(f"  sizes    {low} <= {names.get(name, name)}" + ("" if high is None else f" <= {high}"))
+        lines.append(f"  program  {len(graph.nodes)} equations, {len(kernels)} kernels, {len(plan.steps)} steps")
+        lines.append(f"  weights  {len(weights)} tensors, {bytes_ / 2**20:.1f} MB")
+        reason = reason_against(container)
+        lines.append(f"  native   {reason or 'for this machine'}")
+        return Report(Path(path), graph, lines)
+    finally:
+        container.close()

@@ -1,0 +1,98 @@
+"""Judged specialisations: records of a plan that came from a file, each checked by the plan's verifier before it is
+used.
+
+    layout of the buffers at these sizes   plan/verify.py (`judge`): nothing alive shares a byte, all lies in the arena
+    windows                                inside their buffers; an input's inside what the caller brought
+    bytes                                  below 2^62, in Python's numbers, before they become words of 64 bits
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.base.errors import InputError, VerifyError
+from anyshape.ir.types import size_of
+from anyshape.plan.ir.program import KernelStep, Window, touched
+from anyshape.plan.verify import judge
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
+from anyshape.runtime.specialize.shape_binding import renamed
+from anyshape.runtime.specialize.specialization import Specialization, Specializer
+from anyshape.sym.expr import evaluate, symbols_of
+
+MOST_BYTES = 1 << 62
+
+
+class Judged(Specializer):
+    """A specializer whose records are judged."""
+
+    def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
+        """See `Specializer`.
+
+        Raises:
+            InputError: a value would have 2^62 bytes or more. VerifyError: the plan is wrong at these sizes.
+        """
+        self._check_facts(values)
+        self._check_bytes(values)
+        try:
+            record = super().make(values, policy)
+        except (OverflowError, ZeroDivisionError) as error:
+            raise InputError(f"{self.plan.name} does not take these sizes", why=str(error),
+                             do="call it with other sizes") from error
+        self._check_windows(record)
+        judge(self.plan, values, record.offsets, _top(self, record, values), record.kept)
+        return record
+
+    def _check_facts(self, values: dict[str, int]) -> None:
+        """Whether what the compiler took for granted holds: a file may say anything of its sizes."""
+        facts = self.plan.facts
+        conditions = [(f"{size} >= 0", size, 0) for size in facts.known]
+        conditions += [(f"{divisor} divides {size}", size, divisor) for size, divisor in facts.divisible]
+        for words, size, divisor in conditions:
+            if symbols_of(size) <= values.keys():
+                found = evaluate(size, values)
+                if found % divisor if divisor else found < 0:
+                    raise InputError(f"{self.plan.name} does not take these sizes",
+                                     why=f"it was compiled for {renamed(words, self.names)}",
+                                     do="call it with such sizes, or compile it for others")
+
+    def _check_bytes(self, values: dict[str, int]) -> None:
+        for buffer in self.plan.buffers:
+            if symbols_of(buffer.bytes) <= values.keys():
+                bytes_ = evaluate(buffer.bytes, values)
+                if not 0 <= bytes_ < MOST_BYTES:
+                    raise InputError(f"{self.plan.name} does not take these sizes",
+                                     why=f"the value {buffer.name} would have {bytes_} bytes",
+                                     do="call it with smaller sizes")
+
+    def _check_windows(self, record: Specialization) -> None:
+        """Whether what steps touch lies inside of the buffers."""
+        sizes = {b.name: evaluate(b.bytes, record.values) for b in self.plan.buffers}
+        for number, step in enumerate(self.plan.steps):
+            for window in touched(step):
+                if window.buffer in sizes:
+                    end = _end(window, record.values)
+                    if end is not None and not 0 <= end[0] <= end[1] <= sizes[window.buffer]:
+                        raise VerifyError(f"step {number} of {self.plan.name} touches bytes {end[0]} to {end[1]} of "
+                                          f"{window.buffer}, which has {sizes[window.buffer]}",
+                                          where=getattr(step, "where", ""), do="save the program again")
+                elif not isinstance(step, KernelStep):
+                    raise VerifyError(f"step {number} of {self.plan.name} touches {window.buffer}, which is not there")
+
+
+def _end(window: Window, values: dict[str, int]) -> tuple[int, int] | None:
+    """The bytes that a window reaches over, from and to; None: it has no elements."""
+    shape = [evaluate(n, values) for n in window.type.shape]
+    if 0 in shape:
+        return None
+    item = size_of(window.type.dtype)
+    begin = last = evaluate(window.offset, values)
+    for n, step in zip(shape, window.type.layout(), strict=True):
+        reach = (n - 1) * evaluate(step, values)
+        begin, last = begin + min(reach, 0), last + max(reach, 0)
+    return begin * item, (last + 1) * item
+
+
+def _top(specializer: Any, record: Specialization, values: dict[str, int]) -> int:
+    """The end of the highest buffer, as the judge wants the arena: scratch lies above it."""
+    sizes = {b.name: evaluate(b.bytes, values) for b in specializer.plan.buffers}
+    top = max((offset + sizes[name] for name, offset in record.offsets.items()), default=0)
+    return (max(top, record.kept) + 63) // 64 * 64

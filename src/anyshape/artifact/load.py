@@ -1,0 +1,279 @@
+"""The loader of deployed programs: maps a file and makes a program of it, without torch.
+
+    trust_native=True     plan.txt and the native cache are used as they are: milliseconds, and numpy alone is enough
+    trust_native=False    graph.txt is compiled anew by this process (llvmlite): nothing in the file becomes code
+
+What a file may do is bounded in either case: its texts are parsed under limits, the graph is verified, and a plan is
+judged at every new set of sizes before it runs.
+"""
+from __future__ import annotations
+
+import gc
+import hashlib
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyshape.artifact import arrays, safetensors
+from anyshape.artifact.container import WEIGHTS, Container, refused
+from anyshape.artifact.host_steps import HostSteps
+from anyshape.artifact.judged import Judged
+from anyshape.artifact.native_code import NativeCode
+from anyshape.artifact.requirements import FORMAT, VERSION, check
+from anyshape.artifact.safetensors import parse_json
+from anyshape.artifact.signature import Signature, decode, most_leaf
+from anyshape.artifact.text_limits import parse_graph, parse_plan
+from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
+from anyshape.backend.cpu.machine.blas import Blas, without_blas
+from anyshape.backend.cpu.native_routines import NativeRoutines
+from anyshape.backend.cpu.target import CpuTarget, deployed_target
+from anyshape.base.config import Config
+from anyshape.base.disk_cache import cache_of
+from anyshape.base.errors import ArtifactError, InputError
+from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
+from anyshape.runtime.call.program import Program
+from anyshape.runtime.context.process_context import Context
+from anyshape.runtime.driver.numpy_driver import NumpyDriver
+from anyshape.runtime.specialize.shape_binding import renamed
+
+_compiling = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What format.json says. weights: (position among the plan's inputs, name). needed: sizes that must be at least 0
+    in a call."""
+
+    made_with: str
+    signature: Signature
+    weights: tuple[tuple[int, str], ...]
+    needed: tuple[str, ...]
+    digests: Mapping[str, str]
+
+
+def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
+    """Loads a file that `anyshape.save` wrote. torch is not needed.
+
+    Args:
+        path: the file. It is mapped: replace it by another file, do not write into it.
+        trust_native: run the machine code in the file. It may do anything that this process may: set it for files that
+            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite.
+        threads: of a call at most; 0: the cores that this process may run on.
+        verify: compare all bytes of the weights with their digest, too.
+
+    Raises:
+        ArtifactError: it is no such file, or it needs what this machine or process has not.
+    """
+    container = Container(Path(path))
+    try:
+        head = read_head(container)
+        check_digests(container, head, verify)
+        weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
+        driver = NumpyDriver(threads)
+        target, plan, kernels = _trusted(container) if trust_native else _compiled(container, head)
+        return LoadedModel(container, head, target, plan, kernels, weights, driver)
+    except BaseException:
+        container.close()
+        raise
+
+
+def read_head(container: Container) -> Head:
+    """What format.json says.
+
+    Raises:
+        ArtifactError: it is of another format or version, or broken.
+    """
+    where = f"{container.path}: format.json"
+    found = parse_json(container.data("format.json"), where)
+    if found.get("format") != FORMAT:
+        raise refused(where, f"the format is {str(found.get('format'))[:80]!r}, not {FORMAT!r}")
+    version = found.get("version")
+    if version != VERSION:
+        made = found.get("made_with", "")
+        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads version {VERSION}",
+                            where=where, why=f"it was made with {str(made)[:80]}",
+                            do="install a later AnyShape, or save the program again with this one")
+    weights, needed, digests = found.get("weights"), found.get("needed"), found.get("digests")
+    if not isinstance(weights, list) or not all(
+            isinstance(one, list) and len(one) == 2 and type(one[0]) is int and isinstance(one[1], str)
+            for one in weights):
+        raise refused(where, "it does not say where weights belong")
+    if not isinstance(needed, list) or not all(isinstance(one, str) for one in needed):
+        raise refused(where, "conditions are no texts")
+    if not isinstance(digests, dict) or digests.keys() != container.places.keys() - {"format.json"}:
+        raise refused(where, "it does not have the digests of all members")
+    made = found.get("made_with")
+    if not isinstance(made, dict):
+        raise refused(where, "it does not say what it was made with")
+    said = " ".join(f"{name} {number}" for name, number in made.items())
+    return Head(said[:200], decode(found.get("signature"), where),
+                tuple((one[0], one[1]) for one in weights), tuple(needed), digests)
+
+
+def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
+    """Raises ArtifactError where a member is not what was saved. The bytes of weights are numbers, whatever they are:
+    they are read only where `all_bytes`."""
+    for name in container.places.keys() - {"format.json"}:
+        if name != WEIGHTS or all_bytes:
+            if hashlib.sha256(container.part(name)).hexdigest() != head.digests[name]:
+                raise refused(f"{container.path}: {name}", "its bytes are not those that were saved",
+                              "copy the file again")
+
+
+def libraries() -> Blas:
+    """The native libraries of this process: torch's where it is loaded already, so that both share their threads."""
+    if sys.modules.get("torch") is not None:
+        from anyshape.backend.cpu.machine.torch_libs import library
+        return library()
+    return without_blas()
+
+
+def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
+    """The plan and the machine code of the file."""
+    code = NativeCode(container)
+    plan = parse_plan(container.text("plan.txt"), f"{container.path}: plan.txt")
+    names = dict.fromkeys(name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
+                          for one in part.regimes for name in one.kernels)
+    target = deployed_target(NativeRoutines(code.machine, None, libraries(), code))
+    return target, plan, code.kernels(names)
+
+
+def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
+    """The graph of the file, compiled by this process."""
+    try:
+        import llvmlite  # noqa: F401
+    except ImportError:
+        raise ArtifactError("the program cannot be compiled in this process", where=str(container.path),
+                            why="llvmlite is not installed, and the file's machine code is not trusted",
+                            do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True"
+                            ) from None
+    from anyshape.backend.cpu.machine.target import host
+    from anyshape.compiler.driver import plan_graph
+    graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
+    config = Config.make()
+    with _compiling:
+        target = deployed_target(NativeRoutines(host(), cache_of(config), libraries()))
+        try:
+            planned = plan_graph(graph, target, config, needed=needed)
+        except Exception as error:  # the border to a stranger's graph
+            raise refused(f"{container.path}: graph.txt", f"it cannot be compiled: {str(error)[:200]}") from error
+    kernels = [one for one in planned.kernels if isinstance(one, LoadedKernel)]
+    return target, planned.plan, kernels
+
+
+class LoadedModel:
+    """A loaded program: a callable, used like the module that was saved. Calls may run at once in several threads.
+
+    Arguments are arrays of numpy, PyTorch, JAX, or anything else with `__dlpack__`; results are of the kind of the
+    first one.
+
+    Raises (when called):
+        InputError: an argument does not fit; nothing has run. IndexRangeError, DivisionError: the data are wrong.
+    """
+
+    def __init__(self, container: Container, head: Head, target: CpuTarget, plan: Plan, kernels: Sequence[LoadedKernel],
+                 weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver) -> None:
+        where = str(container.path)
+        check(plan, where)
+        self.path, self.signature, self.made_with = container.path, head.signature, head.made_with
+        self.plan = plan
+        bound = _bound(plan, head, weights, where)
+        self.inputs = [(number, one, plan.inputs[one.position] if one.position >= 0 else None)
+                       for number, one in enumerate(self.signature.inputs)]
+        self.fixed = [(number, one.value) for number, one, _ in self.inputs if one.kind == "fixed"]
+        self.closed = frozenset(number for number, _ in self.fixed)
+        self.order = _order(plan, self.signature, bound, where)
+        self.kinds = {number: kind.dtype if isinstance(kind, TensorType) else "" for number, _, kind in self.inputs}
+        self.dtypes = [entry.type.dtype if isinstance(entry, Window) else "" for entry in plan.outputs]
+        if most_leaf(self.signature.results) >= len(plan.outputs):
+            raise refused(where, "a result of the signature is no output of the program")
+        context = Context(target.native, driver)
+        specializer = Judged(plan, target.runner(plan, kernels), target.native, names=self.signature.names)
+        self.program: Program | None = Program(specializer, kernels, context, steps=HostSteps, bound=bound)
+        self.container, self.context = container, context
+        self.names = [f"the argument {one.name}" for one in self.signature.inputs]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        program = self.program
+        if program is None:
+            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        flat = self.signature.flat(arguments, keywords)
+        for number, value in self.fixed:
+            if flat[number] != value or type(flat[number]) is not type(value):
+                raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
+                                 why=f"the program was made for {value!r}")
+        results = program([0 if number in self.closed else arrays.incoming(flat[number], self.names[number],
+                                                                           self.kinds[number])
+                           for number in self.order])
+        make = arrays.outgoing(flat)
+        return self.signature.nested([make(one, dtype) if dtype else one
+                                      for one, dtype in zip(results, self.dtypes, strict=True)])
+
+    def describe(self) -> str:
+        """What a call takes, a line an argument, with sizes by name and their ranges."""
+        lines = []
+        for _, one, kind in self.inputs:
+            what = f"fixed to {one.value!r}" if one.kind == "fixed" else "a whole number" if isinstance(kind, str) \
+                else renamed(str(kind), self.signature.names)
+            lines.append(f"{one.name}: {what}")
+        for name, low, high in self.plan.facts.ranges:
+            shown = self.signature.names.get(name, name)
+            lines.append(f"{low} <= {shown}" + ("" if high is None else f" <= {high}"))
+        return "\n".join(lines)
+
+    def release(self) -> int:
+        """Gives back the memory that idles; returns the bytes."""
+        return self.context.release()
+
+    def close(self) -> None:
+        """Gives everything back; calls that run keep what they have. Later ones are refused."""
+        program, self.program = self.program, None
+        if program is not None:
+            self.context.release()
+            del program
+            gc.collect()  # generated code and what it learns of arguments know each other
+            self.container.close()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def _bound(plan: Plan, head: Head, weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]],
+           where: str) -> dict[int, np.ndarray[Any, Any]]:
+    """The weights by position, each as the plan has it."""
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    if {name for _, name in head.weights} != weights.keys():
+        raise refused(where, "there are weights without a place, or places without weights")
+    for position, name in head.weights:
+        kind = plan.inputs[position] if 0 <= position < len(plan.inputs) else None
+        dtype, array = weights[name]
+        if not isinstance(kind, TensorType) or kind.dtype != dtype or kind.shape != array.shape or position in found:
+            raise refused(where, f"the weights {name[:80]} are {dtype}{list(array.shape)}; the program takes {kind}")
+        strides = kind.layout()
+        if not all(isinstance(step, int) for step in strides):
+            raise refused(where, f"the strides of the weights {name[:80]} are no numbers")
+        found[position] = NumpyDriver().restrided(array, strides)  # type: ignore[arg-type]
+    return found
+
+
+def _order(plan: Plan, signature: Signature, bound: Mapping[int, Any], where: str) -> list[int]:
+    """The numbers of the user's inputs in the order of the plan's."""
+    by_position = {one.position: number for number, one in enumerate(signature.inputs) if one.position >= 0}
+    taken = [position for position in range(len(plan.inputs)) if position not in bound]
+    used = [one for one in signature.inputs if one.position >= 0]
+    if len(used) != len(by_position) or sorted(by_position) != taken:
+        raise refused(where, "not every input of the program is an argument or has weights")
+    for position, number in by_position.items():
+        if (signature.inputs[number].kind == "array") is not isinstance(plan.inputs[position], TensorType):
+            raise refused(where, f"the argument {signature.inputs[number].name[:80]} is of another kind")
+    return [by_position[position] for position in taken]
+

@@ -1,0 +1,1 @@
+"""Triton code generation: a loop program becomes Triton text, with a version for each regime of sizes."""

@@ -1,0 +1,249 @@
+"""Kernel schedules of a device: the tiles that a loop program is run by, with versions by regime of sizes.
+
+    columns of the vector      R x C                        a program
+      up to 16384              1024/C rows, C >= columns    persistent: a row's columns are in registers
+      more                     1 row                        looped: its columns in steps of 2048
+      nothing spans them       1024 elements                a tile of the rows and columns
+    rows of the vector         128 x 16                     a strip of rows that lie side by side
+
+The numbers are for 4 loads of 16 bytes in flight a thread, and for registers: a persistent row of 16384 f32 takes 64
+of a thread's registers at 8 warps.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anyshape.backend.triton.codegen.form import GRID, LOOP, TILE, Form
+from anyshape.backend.triton.codegen.recompute import without_row_buffers
+from anyshape.backend.triton.codegen.scatter import destination
+from anyshape.backend.triton.codegen.sizes import bounds, is_injective
+from anyshape.backend.triton.codegen.window import row_start
+from anyshape.backend.triton.kernel import KernelVersion
+from anyshape.backend.triton.text import function_text, module_text
+from anyshape.kernel.loop_ir.directives import SplitReduction
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.sym.expr import Size, ceildiv, coefficient_of, minimum, product, symbols_of
+
+ELEMENTS = 1024  # of a tile
+WIDEST = 16384  # columns of a row in registers
+STEP = 2048  # columns of a step of a long row
+FOLDED = 4096  # columns whose sums over rows are in registers
+STRIP, ACROSS = 128, 16  # rows and columns of a strip's tile
+WINDOWED = 64  # columns from which on rows that begin anywhere are read in windows
+BUCKETS = 128  # that columns are shared out to by where they scatter
+BUCKETED = 256  # columns whose destinations are looked at together
+SPILLING = 1056  # programs whose row buffers lie in memory
+PER_WARP = 256  # elements
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A form at its numbers of rows and columns."""
+
+    name: str
+    form: Form
+    rows: int
+    columns: int
+    conditions: tuple[Size, ...] = ()
+
+
+def emit(program: LoopProgram) -> str:
+    """The Triton text of a kernel: the same for the same program, always."""
+    plain = without_row_buffers(program)
+    tiles = _tiles(program, plain)
+    tiles = [*(one for tile in tiles for one in _windows(program, tile)), *tiles]
+    texts: dict[Form, tuple[str, str]] = {}
+    versions = []
+    for tile in tiles:
+        source = plain if plain is not None and tile.form.columns != TILE else program
+        if tile.form not in texts:
+            kind = "_window" if tile.form.window else "_buckets" if tile.form.buckets else ""
+            name = f"{program.name}_{tile.form.columns}{kind}"
+            texts[tile.form] = name, function_text(source, tile.form, name)
+        versions.append(_version(source, tile, texts[tile.form][0]))
+    return module_text(program, [text for _, text in texts.values()], versions, bounds(program), _steps(program))
+
+
+def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
+    """The versions of a program, in order of choice. plain: the program without row buffers."""
+    columns = product(extent for _, extent in program.columns)
+    inside = [stage for stage in program.stages if stage.level == "column"]
+    spans = {one.op for stage in inside for one in stage.instructions} & {"reduce", "scan"}
+    points = _points(program)
+    if program.directive(SplitReduction) is not None:
+        return _folding(columns, bool(spans))
+    strip = bool(program.rows) and program.vector == program.rows[-1][0]
+    if not inside:
+        rows = _up_to(program.rows[-1][1] if strip else product(extent for _, extent in program.rows), ELEMENTS)
+        return [_Tile("flat", Form(LOOP, strip and len(program.rows) > 1), rows, 1)]
+    general = plain if plain is not None else program
+    form = Form(LOOP, strip, _points(general), SPILLING if general.scratch else 0)
+    if strip:
+        some = _up_to(program.rows[-1][1], STRIP)
+        across = 1 if len(form.points) == len([s for s in general.stages if s.level == "column"]) else _up_to(
+            columns, ELEMENTS * 2 // some)
+        return [*_buckets(program, form, some), _Tile("strips", form, some, across)]
+    if points:
+        width = _up_to(columns, ELEMENTS)
+        rows = ELEMENTS // width if isinstance(columns, int) else 1
+        return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
+    if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
+        return _pointwise(columns)
+    found = _persistent(columns, _widest(program)) if _is_one_value(program) else []
+    return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
+
+
+def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
+    """The tile over aligned windows of its rows, where these begin anywhere and are not short."""
+    form, start = tile.form, row_start(program)
+    if start is None or form.strip or form.points or form.scratch or program.directive(SplitReduction) is not None \
+            or tile.columns < 4 * WINDOWED or not _steps(program):
+        return []
+    columns = product(extent for _, extent in program.columns)
+    left = tile.columns - (columns + start[1] - 1)
+    limit = (columns - WINDOWED, *((left,) if form.columns == TILE or tile.conditions else ()))
+    if any(isinstance(size, int) and size < 0 for size in limit):
+        return []
+    return [dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
+                                conditions=tuple(size for size in limit if not isinstance(size, int)))]
+
+
+def _buckets(program: LoopProgram, form: Form, rows: int) -> list[_Tile]:
+    """Scatters of many columns: programs share them out by where they go."""
+    columns = product(extent for _, extent in program.columns)
+    if destination(program) is None or (isinstance(columns, int) and columns < BUCKETED):
+        return []
+    return [_Tile("buckets", dataclasses.replace(form, buckets=BUCKETS), rows, BUCKETED,
+                  () if isinstance(columns, int) else (columns - BUCKETED,))]
+
+
+def _pointwise(columns: Size) -> list[_Tile]:
+    """Tiles of rows and columns, side by side."""
+    if isinstance(columns, int):
+        width = _up_to(columns, ELEMENTS)
+        return [_Tile(f"tiles{width}", Form(GRID), ELEMENTS // width, width)]
+    return [*(_Tile(f"tiles{width}", Form(GRID), ELEMENTS // width, width, (width - columns,))
+              for width in (16, 128)), _Tile("tiles", Form(GRID), 1, ELEMENTS)]
+
+
+def _widest(program: LoopProgram) -> int:
+    """The columns of a persistent row: fewer where more than 3 values of 4 bytes of each stay in registers."""
+    inside = [one for stage in program.stages if stage.level == "column" for one in stage.instructions]
+    last = program.columns[-1][0]
+    kept = {(one.buffer, one.offset): 2 if one.dtype in ("i64", "f64") else 1 for one in inside
+            if one.op == "load" and last in symbols_of(one.offset)}
+    return WIDEST if sum(kept.values()) <= 3 else WIDEST // 2
+
+
+def _persistent(columns: Size, widest: int) -> list[_Tile]:
+    """Tiles of whole rows."""
+    if isinstance(columns, int):
+        width = _up_to(columns, 2 * widest)
+        return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width)] if width <= widest else []
+    widths = [4, 16] + [1 << power for power in range(6, widest.bit_length())]
+    return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width, (width - columns,))
+            for width in widths]
+
+
+def _folding(columns: Size, spans: bool) -> list[_Tile]:
+    """Tiles of split reductions over rows."""
+    if isinstance(columns, int) and (columns <= FOLDED or not spans):
+        width = _up_to(columns, FOLDED if spans else 128)
+        return [_Tile(f"parts{width}", Form(TILE if spans else GRID), max(1, 2 * ELEMENTS // width), width)]
+    if not spans:
+        return [_Tile("parts", Form(GRID), 16, 128)]
+    return [*([] if isinstance(columns, int) else [
+        _Tile(f"parts{width}", Form(TILE), max(1, 2 * ELEMENTS // width), width, (width - columns,))
+        for width in (128, 512, 1024, 2048, 4096)]), _Tile("parts", Form(LOOP), 1, ELEMENTS)]
+
+
+def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
+    """The version of a tile."""
+    form, rows = tile.form, product(extent for _, extent in program.rows)
+    columns = product(extent for _, extent in program.columns)
+    split = program.directive(SplitReduction)
+    if split is not None:
+        grid = split.parts
+    elif form.strip:
+        grid = product(extent for _, extent in program.rows[:-1]) * ceildiv(program.rows[-1][1], tile.rows)
+    else:
+        grid = ceildiv(rows, tile.rows)
+    start = row_start(program) if form.window else None
+    window = 0 if start is None else start[1]
+    if form.columns == GRID:
+        grid = grid * ceildiv(columns + max(window - 1, 0), tile.columns)
+    grid = grid * max(form.buckets, 1)
+    scratch: Size = 0
+    if form.scratch:
+        grid = minimum(grid, form.scratch)
+        scratch = grid * tile.rows * sum((one.count * 8 for one in program.scratch), 0)
+    elements = tile.rows * (1 if form.buckets else tile.columns)
+    most = 8 if form.columns == LOOP else 16
+    warps = max(1, min(most, 1 << (max(elements // PER_WARP, 1).bit_length() - 1)))
+    return KernelVersion(tile.name, function, tile.conditions, (("R", tile.rows), ("C", tile.columns)), grid,
+                         4 if form.columns == GRID else warps, scratch=scratch, window=window)
+
+
+def _points(program: LoopProgram) -> frozenset[int]:
+    """The column stages whose columns must be gone through in order: what they scatter, or store, may meet."""
+    found = set()
+    loops = dict((*program.rows, *program.columns))
+    varying = {name for name, extent in loops.items() if symbols_of(extent) & loops.keys()}
+    for number, stage in enumerate(program.stages):
+        if stage.level == "column" and any(
+                one.op == "scatter" or (one.op == "store" and not is_injective(one.offset, program.columns))
+                or (one.op == "load" and one.buffer in {s.name for s in program.scratch}
+                    and not is_injective(one.offset, program.columns)) for one in stage.instructions):
+            found.add(number)
+    assert not (found and varying), program.name
+    return frozenset(found)
+
+
+def _is_idempotent(program: LoopProgram) -> bool:
+    """May several programs do the row stages of the same rows? Not if they store: what is read may be overwritten."""
+    return not any(one.op in ("store", "scatter") for stage in program.stages if stage.level == "row"
+                   for one in stage.instructions)
+
+
+def _is_one_value(program: LoopProgram) -> bool:
+    """Is each row buffer stored once, without a mask, and read behind that at the same place only?"""
+    names = {one.name for one in program.scratch}
+    stored: dict[str, Size] = {}
+    for stage in program.stages:
+        for one in stage.instructions:
+            if one.buffer in names:
+                if one.op == "store" and (len(one.args) > 1 or one.buffer in stored or stage.level == "row"):
+                    return False
+                if one.op == "store":
+                    stored[one.buffer] = one.offset
+                elif one.args or stored.get(one.buffer) != one.offset:
+                    return False
+    return True
+
+
+def _steps(program: LoopProgram) -> Sequence[str]:
+    """The sizes that strides of rows, and the number of columns, are made of."""
+    found: set[str] = set()
+    inner = program.vector
+    for one in (one for stage in program.stages for one in stage.instructions):
+        if one.op in ("load", "store", "scatter", "fold"):
+            for name in (name for name, _ in (*program.rows, *program.columns) if name != inner):
+                step = coefficient_of(one.offset, name)
+                if step is not None and name in symbols_of(one.offset):
+                    found |= _without_divisor(step[0])
+    extent = dict((*program.rows, *program.columns)).get(inner, 1)
+    return sorted((found | _without_divisor(extent)) & set(program.sizes))
+
+
+def _without_divisor(step: Size) -> frozenset[str]:
+    """The sizes of a step that is not a multiple of 16 bytes anyway."""
+    if isinstance(step, int):
+        return frozenset()
+    return frozenset() if all(factor % 16 == 0 for _, factor in step.terms) else symbols_of(step)
+
+
+def _up_to(count: Size, most: int) -> int:
+    """The least power of two that is at least `count`, at most `most`."""
+    return most if not isinstance(count, int) else min(most, 1 << max(count - 1, 0).bit_length())

@@ -1,0 +1,1 @@
+"""Strategy search over shardings: problem, solver, judge."""

@@ -1,0 +1,190 @@
+"""Strategies by name: data parallel, ZeRO 1, FSDP, tensor parallel, as placements of what a step reads and writes.
+
+    ddp      the batch is dealt out; weights and optimiser state are replicated
+    zero1    optimiser state is dealt out as well (Rajbhandari et al., "ZeRO", 2020, stage 1)
+    fsdp     weights too (stage 3): they are gathered where they are used, and gradients are scattered
+    tp       weights alone: products by columns, then by rows (Shoeybi et al., "Megatron-LM", 2019), found by walking
+             over the graph: a product whose input is whole is dealt out by its outputs, one whose input is dealt out by
+             its inputs; so tables and the vocabulary are dealt out too
+    sp       tp, and what lies between products is dealt out along the sequence, dim 1 (Korthikanti et al., "Reducing
+             Activation Recomputation in Large Transformer Models", 2022): partial sums are scattered, not added up
+
+A mesh of several axes has a strategy for each, by the names of its axes.
+"""
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anyshape.base.errors import ConfigError
+from anyshape.dist.mesh import Axis, Mesh
+from anyshape.dist.partition import LocalGraph, partition
+from anyshape.dist.pins import gradient_pins
+from anyshape.dist.placement import REPLICATE, Placement, Shard, placement_of
+from anyshape.dist.reshape import reshaped
+from anyshape.dist.sharding import Sharding
+from anyshape.dist.walk import WeightWalk
+from anyshape.ir.graph import Graph
+from anyshape.ir.types import TensorType
+from anyshape.sym.expr import Expr, symbols_of
+
+PRODUCTS = ("tp", "sp")  # strategies that deal out products, all ranks with the same batch
+AXES = {"data": "ddp", "sequence": "sp", "sp": "sp", "ddp": "ddp", "zero1": "zero1", "fsdp": "fsdp", "tensor": "tp", "tp": "tp"}
+WIDE = 1.0  # multiply-adds a byte: as if products were wide, so that they are always done in parts
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What the inputs of a step's graph are, by name.
+
+    weights: input -> the name of its parameter. states: input -> that of its weight (the input).
+    data: what the batch consists of.
+    """
+
+    weights: Mapping[str, str]
+    states: Mapping[str, str]
+    data: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How a train step is dealt out.
+
+    mesh: of the ranks. kinds: for each axis a strategy by name.
+    overrides: (pattern of parameter names, axis, placement) each: what the user fixes; the last one that fits counts.
+    """
+
+    mesh: Mesh
+    kinds: tuple[str, ...]
+    overrides: tuple[tuple[str, str, Placement], ...] = ()
+
+    def __str__(self) -> str:
+        kinds = [f"{axis.name}: {kind}" for axis, kind in zip(self.mesh.axes, self.kinds, strict=True)]
+        return "\n".join([str(self.mesh), *kinds, *(f"{pattern} {axis}: {one}" for pattern, axis, one in self.overrides)])
+
+
+def strategy_of(given: object, world: int) -> Strategy:
+    """The strategy that a user names: a word, a mesh, or a strategy.
+
+    Raises:
+        ConfigError: it is none, or its mesh has another number of ranks than there are.
+    """
+    if isinstance(given, Strategy):
+        found = given
+    elif isinstance(given, Mesh):
+        unknown = [axis.name for axis in given.axes if axis.name not in AXES]
+        if unknown:
+            raise ConfigError(f"axes of the mesh are called {', '.join(unknown)}",
+                              why="the name of an axis says what is dealt out along it",
+                              do=f"call axes {', '.join(AXES)}, or pass a Strategy")
+        found = Strategy(given, tuple(AXES[axis.name] for axis in given.axes))
+    elif given == "auto":
+        raise ConfigError('strategy="auto" is not there', why="the search over strategies is no part of this version",
+                          do=f"name one of {', '.join(sorted(set(AXES.values())))}, or pass a mesh")
+    elif isinstance(given, str) and given in AXES.values():
+        found = Strategy(Mesh((Axis({"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor"}[given], world),)),
+                         (given,))
+    else:
+        raise ConfigError(f"strategy is {given!r}", why="it is a word, a mesh or a Strategy",
+                          do=f"pass one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
+    if found.mesh.world != world:
+        raise ConfigError(f"{found.mesh} has {found.mesh.world} ranks", why=f"{world} processes run",
+                          do=f"start {found.mesh.world} processes, or make a mesh of {world}")
+    return found
+
+
+def partitioned(graph: Graph, strategy: Strategy, roles: Roles) -> list[LocalGraph]:
+    """The local graphs of a step, axis after axis; ranks run the last one."""
+    chain: list[LocalGraph] = []
+    given = given_symbols(graph, roles)
+    order = sorted(range(len(strategy.kinds)), key=lambda place: strategy.kinds[place] not in PRODUCTS)  # products first
+    for place in order:
+        axis, kind = strategy.mesh.axes[place], strategy.kinds[place]
+        sharding = sharding_for(graph, axis, kind, roles, given, strategy.overrides)
+        local = partition(graph, sharding, WIDE if kind in PRODUCTS else 500.0)
+        if kind == "sp":
+            local = partition(graph, along_sequence(graph, local), WIDE)
+        if kind not in PRODUCTS:
+            given = tuple(name for name, n in local.counts if isinstance(n, Expr) and symbols_of(n) <= set(given))
+        chain.append(local)
+        graph = local.graph
+    return chain
+
+
+def given_symbols(graph: Graph, roles: Roles) -> tuple[str, ...]:
+    """The symbols of the first dims of a batch, which say how many rows callers have."""
+    found: dict[str, None] = {}
+    for value in graph.inputs:
+        if value.name in roles.data and isinstance(value.type, TensorType) and value.type.rank:
+            size = value.type.shape[0]
+            if isinstance(size, Expr) and len(symbols_of(size)) == 1 and str(size) in symbols_of(size):
+                found[str(size)] = None
+    return tuple(found)
+
+
+def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Sequence[str],
+                 overrides: Sequence[tuple[str, str, Placement]] = ()) -> Sharding:
+    """The sharding of a step's graph along one axis, by a strategy's name."""
+    types = {value.name: value.type for value in graph.inputs if isinstance(value.type, TensorType)}
+    placed: dict[str, Placement] = {}
+    if kind in PRODUCTS:
+        placed |= WeightWalk(graph, axis.size, roles.weights, roles.data).run()
+    else:
+        placed |= {name: Shard(0) for name in roles.data
+                   if name in types and types[name].rank and str(types[name].shape[0]) in given}
+    if kind == "fsdp":
+        placed |= {name: Shard(0) for name in roles.weights if types[name].rank}
+    for pattern, along, place in overrides:
+        if along == axis.name:
+            for name, parameter in roles.weights.items():
+                if fnmatch.fnmatchcase(parameter, pattern):
+                    placed[name] = place
+    for name, weight in roles.states.items():
+        if types[name].shape == types[weight].shape:
+            if kind == "zero1" and types[name].rank and weight not in placed:
+                placed[name] = Shard(0)
+            elif weight in placed:
+                placed[name] = placed[weight]
+    placed = {name: one for name, one in placed.items() if one != REPLICATE}
+    data = tuple(roles.data)
+    whole = {name: one.of(types[name].shape) if isinstance(one, Shard) else one for name, one in placed.items()}
+    pins = gradient_pins(graph, whole, reached(graph, data))
+    return Sharding(axis.name, axis.size, tuple(placed.items()), tuple(pins.items()),
+                    "weights" if kind in PRODUCTS else "data", data, tuple(given) if kind not in PRODUCTS else ())
+
+
+def along_sequence(graph: Graph, local: LocalGraph) -> Sharding:
+    """The sharding of `local` with more pins: what is added up there, of the shape [batch, sequence, ...], or reshaped to
+    it, is dealt out along the sequence."""
+    summed = {v.name for node in local.graph.nodes if node.op == "all_reduce" for v in node.values()}
+    pins = dict(local.sharding.pins)
+    users = graph.users()
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value.name not in summed or value.name in pins:
+                continue
+            shape = value.tensor.shape
+            shaped = [shape, *(user.output.tensor.shape for user in users.get(value.name, ()) if user.op == "reshape")]
+            for one in shaped:
+                if len(one) == 3 and isinstance(one[1], Expr):
+                    place = Shard(1, 1, one[1]) if one == shape else reshaped(one, shape, Shard(1, 1, one[1]))
+                    if place is not None:
+                        pins[value.name] = place
+    return replace(local.sharding, pins=tuple(pins.items()))
+
+
+def reached(graph: Graph, names: Sequence[str]) -> frozenset[str]:
+    """The values that are computed from these inputs."""
+    found = set(names)
+    for node in graph.nodes:
+        if any(v.name in found for v in node.values()):
+            found.update(v.name for v in node.outputs)
+    return frozenset(found)
+
+
+def override_of(text: str) -> tuple[str, str, Placement]:
+    """`pattern axis: placement`, as `*.mlp.up tensor: S(0)`."""
+    left, _, right = text.rpartition(":")
+    pattern, axis = left.split()
+    return pattern, axis, placement_of(right)

@@ -1,0 +1,113 @@
+"""Export of a compiled program for deployment: what `anyshape.save` is given, as a file has it (artifact/save.py)."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.artifact.save import Deployable, save
+from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.frontend.capture.export import ExportedCallable
+from anyshape.frontend.programs.compile_program import native
+from anyshape.ir.types import TensorType
+from anyshape.torch_compat.dtypes import DTYPE_NAMES
+
+EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
+
+
+def save_compiled(compiled: Any, path: str | Path, native: bool) -> Path:
+    """See `anyshape.save`."""
+    if isinstance(compiled, Deployable):
+        return save(compiled, path, native)
+    if not isinstance(compiled, ExportedCallable):
+        raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}",
+                          why="it takes a compiled torch.export.ExportedProgram: that says which sizes may change",
+                          do=EXPORT)
+    return save(deployable(compiled), path, native)
+
+
+def deployable(compiled: ExportedCallable) -> Deployable:
+    """What a file holds of a compiled exported program.
+
+    Raises:
+        Unsupported: a part of it runs as PyTorch, or its arguments are of a class of their own.
+    """
+    own = native(compiled.program, compiled.compilation)
+    if own is None:
+        reasons = [one.reason for one in compiled.compilation.fallbacks]
+        raise Unsupported("the program cannot be deployed: a part of it runs as PyTorch",
+                          why=reasons[0] if reasons else "it is in several parts, or checked while it runs",
+                          do="see explain(); rewrite that part, or compile without check=2")
+    planned = own.compiled
+    plan = planned.plan
+    tensors = [*compiled.state, *([None] * len(compiled.inputs)), *own.constants]
+    names = [*_state_names(compiled), *(one.name for one in compiled.inputs),
+             *(f"constant.{i}" for i in range(len(own.constants)))]
+    weights = {}
+    for position, tensor in enumerate(tensors):
+        if tensor is not None:
+            kind = plan.inputs[position]
+            if not isinstance(kind, TensorType):
+                raise Unsupported(f"the program cannot be deployed: {names[position]} is no tensor of the plan")
+            weights[position] = (names[position], kind.dtype, _array(tensor, names[position]))
+    inputs = []
+    for number, one in enumerate(compiled.inputs):
+        position = len(compiled.state) + number
+        is_open = isinstance(one.value, (torch.Tensor, torch.SymInt))
+        kind_ = "array" if isinstance(one.value, torch.Tensor) else "size" if is_open else "fixed"
+        if not is_open and not isinstance(one.value, (bool, int, float, str, type(None))):
+            raise Unsupported(f"the program cannot be deployed: the argument {one.name} was fixed to {one.value!r:.80}",
+                              why="only tensors, numbers, texts and None are written to a file", do="leave it out")
+        inputs.append(InputSpec(one.name, kind_, position, None if is_open else one.value))
+    args, keywords = _children(compiled.in_spec)
+    count = iter(range(len(inputs)))
+    signature = Signature(tuple(inputs), _tree(args, count, "arguments"), _tree(keywords, count, "arguments"),
+                          _tree(compiled.out_spec, iter(range(len(plan.outputs))), "results"),
+                          compiled.compilation.names_of(own.name))
+    graph = planned.history.captured
+    assert graph is not None
+    return Deployable(graph, planned, weights, signature)
+
+
+def _state_names(compiled: ExportedCallable) -> list[str]:
+    """Names of parameters and buffers, in the order of the program's inputs."""
+    signature = compiled.exported.graph_signature
+    found = [spec.target or spec.arg.name for spec in signature.input_specs if spec.kind.name in
+             ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
+    count = len(compiled.state)
+    return found if len(found) == count else [f"state.{i}" for i in range(count)]
+
+
+def _array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
+    """The numbers of a tensor; of bf16 the bits."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or DTYPE_NAMES.get(tensor.dtype) is None \
+            or tensor.is_complex():
+        raise Unsupported(f"the program cannot be deployed: {name} is a {tensor.dtype} tensor on {tensor.device}",
+                          why="weights are dense real tensors on the CPU", do="move or convert it before the export")
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def _children(spec: Any) -> list[Any]:
+    if hasattr(spec, "child"):
+        return [spec.child(i) for i in range(spec.num_children)]
+    return list(spec.children_specs)  # of older versions of torch
+
+
+def _tree(spec: Any, leaves: Any, what: str) -> Any:
+    """A nesting of torch's as that of a signature."""
+    if spec.is_leaf():
+        return next(leaves)
+    children = _children(spec)
+    if spec.type in (tuple, list):
+        return [spec.type.__name__, [_tree(child, leaves, what) for child in children]]
+    if spec.type is dict and all(isinstance(key, str) for key in spec.context):
+        return ["dict", [[key, _tree(child, leaves, what)] for key, child in zip(spec.context, children, strict=True)]]
+    raise Unsupported(f"the program cannot be deployed: its {what} are nested in a {spec.type.__name__}",
+                      why="a file knows tuples, lists and dicts with names", do="return or take one of these")
+

@@ -1,0 +1,183 @@
+"""Translations of ONNX matrix products, of floats, of whole numbers, and by Einstein's notation.
+
+    Gemm(a, b, c, transB=1)  -->  add(matmul(a, permute(b | dims=(1, 0))), c)
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.frontend.aten.matmul import matmul as product_of
+from anyshape.frontend.aten.matmul import turned
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float, wide
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.ir.graph import Value
+from anyshape.ir.types import kind_of
+from anyshape.sym.expr import Size, product
+
+
+def matmul(c: Call, a: Value, b: Value) -> Value:
+    """numpy's product: [*, M, K] @ [*, K, N], either may be a vector."""
+    line_a, line_b = a.tensor.rank == 1, b.tensor.rank == 1
+    if line_a:
+        a = c.t.reshape(a, (1, *a.tensor.shape))
+    if line_b:
+        b = c.t.reshape(b, (*b.tensor.shape, 1))
+    result = _matrices(c, a, b)
+    shape = list(result.tensor.shape)
+    if line_a:
+        del shape[-2]
+    if line_b:
+        del shape[-1]
+    return c.t.reshape(result, shape)
+
+
+def _matrices(c: Call, a: Value, b: Value) -> Value:
+    if b.tensor.rank == 2 and a.tensor.rank != 2:  # all rows at once
+        lead = a.tensor.shape[:-1]
+        rows = c.t.reshape(a, (product(lead), a.tensor.shape[-1]))
+        return c.t.reshape(_multiplied(c, rows, b), (*lead, b.tensor.shape[-1]))
+    rank = max(a.tensor.rank, b.tensor.rank)
+    shapes = [(1,) * (rank - x.tensor.rank) + x.tensor.shape for x in (a, b)]
+    batch: list[Size] = []
+    for m, n in zip(shapes[0][:-2], shapes[1][:-2], strict=True):
+        if m != n and m != 1 and n != 1:
+            raise Mismatch(m, n)
+        batch.append(n if m == 1 else m)
+    a = c.t.broadcast(a, (*batch, *a.tensor.shape[-2:]))
+    b = c.t.broadcast(b, (*batch, *b.tensor.shape[-2:]))
+    return _multiplied(c, a, b)
+
+
+def _multiplied(c: Call, a: Value, b: Value) -> Value:
+    """A product of matrices of one dtype. Of whole numbers: by f64, exact while sums stay below 2^53, or one by one."""
+    if a.tensor.shape[-1] != b.tensor.shape[-2]:
+        raise Mismatch(a.tensor.shape[-1], b.tensor.shape[-2])
+    dtype = a.tensor.dtype
+    if is_float(dtype):
+        return product_of(c.t, a, b)
+    if kind_of(dtype) == "bool":
+        raise Decline("a product of bools")
+    if dtype in ("i8", "u8", "i16"):
+        return c.t.cast(product_of(c.t, c.t.cast(a, "f64"), c.t.cast(b, "f64")), dtype)  # type: ignore[no-any-return]
+    # whole numbers of 32 and 64 bits wrap around: elements are multiplied and added as they are
+    left = c.t.reshape(a, (*a.tensor.shape, 1))
+    right = c.t.reshape(b, (*b.tensor.shape[:-2], 1, *b.tensor.shape[-2:]))
+    return c.t.reduce("sum", c.op("mul", left, right), (a.tensor.rank - 1,))
+
+
+def exact(c: Call, a: Value, b: Value) -> Value:
+    """The product of matrices of small whole numbers (8 bits, perhaps less a zero point) as i32: by f32 where the sums
+    stay below 2^24, which they do up to 255 terms; by f64 otherwise."""
+    depth = a.tensor.shape[-1]
+    kind = "f32" if isinstance(depth, int) and depth * 255 * 255 < 1 << 24 else "f64"
+    return c.t.cast(matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)), "i32")  # type: ignore[no-any-return]
+
+
+@translates("MatMul")
+def matmul_row(c: Call) -> Any:
+    return matmul(c, c.value(0), c.value(1))
+
+
+@translates("FusedMatMul", domain=MICROSOFT)
+def fused_matmul(c: Call) -> Any:
+    a, b = c.value(0), c.value(1)
+    if c.attr("transBatchA", 0) or c.attr("transBatchB", 0):
+        raise Decline("batches that are transposed")
+    a = turned(c.t, a) if c.attr("transA", 0) else a
+    b = turned(c.t, b) if c.attr("transB", 0) else b
+    found = matmul(c, a, b)
+    alpha = float(c.attr("alpha", 1.0))
+    return found if alpha == 1.0 else c.op("mul", found, alpha)
+
+
+@translates("Gemm")
+def gemm(c: Call) -> Any:
+    a, b = c.value(0), c.value(1)
+    a = turned(c.t, a) if c.attr("transA", 0) else a
+    b = turned(c.t, b) if c.attr("transB", 0) else b
+    found = _multiplied(c, a, b)
+    alpha, beta = float(c.attr("alpha", 1.0)), float(c.attr("beta", 1.0))
+    if not is_float(found.tensor.dtype) and (alpha != 1.0 or beta != 1.0):
+        raise Decline("a scaled product of whole numbers")
+    if alpha != 1.0:
+        found = c.op("mul", found, alpha)
+    if c.has(2) and beta != 0.0:
+        more = c.value(2)
+        found = c.t.pointwise("add", found, c.op("mul", more, beta) if beta != 1.0 else more, dtype=found.tensor.dtype)
+    return found
+
+
+@translates("Einsum")
+def einsum(c: Call) -> Any:
+    operands = c.values()
+    left, arrow, right = c.attr("equation").replace(" ", "").partition("->")
+    terms = left.split(",")
+    sizes: dict[str, Size] = {}
+    ranks = [x.tensor.rank - len(term.replace("...", "")) for x, term in zip(operands, terms, strict=True)]
+    most = max((rank for rank, term in zip(ranks, terms, strict=True) if "..." in term), default=0)
+    spare = [chr(0x100 + place) for place in range(most)]  # one letter per dim of an ellipsis
+
+    def spelled(term: str, rank: int) -> str:
+        return term.replace("...", "".join(spare[most - rank:]))
+    terms = [spelled(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if arrow:
+        result = spelled(right, most)
+    else:
+        counts = {letter: left.count(letter) for letter in "".join(terms)}
+        result = "".join(spare) + "".join(sorted(x for x, n in counts.items() if n == 1 and x not in spare))
+    parts = [_diagonal(c, x, term) for x, term in zip(operands, terms, strict=True)]
+    for x, term in parts:
+        for letter, size in zip(term, x.tensor.shape, strict=True):
+            have = sizes.get(letter, 1)
+            if have != 1 and size != 1 and have != size:
+                raise Mismatch(have, size)
+            sizes[letter] = size if have == 1 else have
+    x, term = parts[0]
+    for place, (y, other) in enumerate(parts[1:], 1):
+        later = result + "".join(t for _, t in parts[place + 1:])
+        x, term = _pair(c, x, term, y, other, later, sizes)
+    x, term = _summed(c, x, term, result)
+    return c.t.permute(x, [term.index(letter) for letter in result])
+
+
+def _diagonal(c: Call, x: Value, term: str) -> tuple[Value, str]:
+    """A letter that stands twice picks the diagonal."""
+    for letter in dict.fromkeys(term):
+        while term.count(letter) > 1:
+            first = term.index(letter)
+            second = term.index(letter, first + 1)
+            rest = [d for d in range(len(term)) if d not in (first, second)]
+            size = x.tensor.shape[first]
+            line = c.t.iota(size)
+            x = c.op("index", c.t.permute(x, [*rest, first, second]), line, line,
+                     dims=(len(rest), len(rest) + 1))
+            term = "".join(term[d] for d in rest) + letter
+    return x, term
+
+
+def _summed(c: Call, x: Value, term: str, kept: str) -> tuple[Value, str]:
+    gone = tuple(d for d, letter in enumerate(term) if letter not in kept)
+    return (c.t.reduce("sum", x, gone) if gone else x), "".join(letter for letter in term if letter in kept)
+
+
+def _pair(c: Call, x: Value, term: str, y: Value, other: str, later: str,
+          sizes: dict[str, Size]) -> tuple[Value, str]:
+    """Two operands as one product of matrices: letters of both and the result are its batch, those of both alone are
+    summed."""
+    x, term = _summed(c, x, term, other + later)
+    y, other = _summed(c, y, other, term + later)
+    batch = [letter for letter in term if letter in other and letter in later]
+    inner = [letter for letter in term if letter in other and letter not in later]
+    rows = [letter for letter in term if letter not in other]
+    columns = [letter for letter in other if letter not in term]
+
+    def laid(v: Value, own: str, first: list[str], second: list[str]) -> Value:
+        v = c.t.permute(v, [own.index(letter) for letter in (*batch, *first, *second)])
+        v = c.t.broadcast(v, [sizes[letter] for letter in (*batch, *first, *second)])
+        return c.t.reshape(v, [*(sizes[letter] for letter in batch), product(sizes[letter] for letter in first),
+                               product(sizes[letter] for letter in second)])
+    dtype = x.tensor.dtype
+    kind = wide(dtype) if is_float(dtype) else dtype
+    found = _multiplied(c, laid(c.t.cast(x, kind), term, rows, inner), laid(c.t.cast(y, kind), other, inner, columns))
+    made = [*batch, *rows, *columns]
+    return c.t.reshape(c.t.cast(found, dtype), [sizes[letter] for letter in made]), "".join(made)

@@ -1,0 +1,174 @@
+"""Translations of quantised ONNX operators: whole numbers with a scale and a zero point.
+
+    DequantizeLinear(x: u8, scale, zero)  -->  mul(sub(cast(x), cast(zero)), scale)
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.frontend.aten.table import Decline, is_float
+from anyshape.frontend.importer_onnx.matmul import exact
+from anyshape.frontend.importer_onnx.model import ELEMENTS
+from anyshape.frontend.importer_onnx.pointwise import converted
+from anyshape.frontend.importer_onnx.spatial import convolved
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.ir.graph import Value
+from anyshape.sym.expr import Size
+
+LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
+          "u16": (0.0, 65535.0)}
+
+
+def aligned(c: Call, parameter: Value, x: Value, axis: int, block: int = 0) -> Value:
+    """A scale or zero point as it meets the tensor: one for all, one per place of an axis, or one per block of it."""
+    if parameter.tensor.count == 1:
+        return c.t.reshape(parameter, ())  # type: ignore[no-any-return]
+    rank = x.tensor.rank
+    if block:
+        repeated = c.op("repeat", parameter, dim=axis, times=block) if block > 1 else parameter
+        return c.t.window(repeated, axis, 0, x.tensor.shape[axis])  # type: ignore[no-any-return]
+    if parameter.tensor.rank != 1:
+        raise Decline(f"a parameter of rank {parameter.tensor.rank}")
+    shape: list[Size] = [1] * rank
+    shape[axis] = parameter.tensor.shape[0]
+    return c.t.reshape(parameter, shape)  # type: ignore[no-any-return]
+
+
+def rounded(c: Call, x: Value, zero: Any, dtype: str) -> Value:
+    """x, rounded to even, by the zero point away, as the narrow dtype holds it."""
+    low, high = LIMITS[dtype]
+    kind = x.tensor.dtype
+    y = c.op("round", x)
+    if zero is not None:
+        y = c.t.pointwise("add", y, converted(c, zero, kind), dtype=kind)
+    y = c.op("minimum", c.op("maximum", y, low), high)
+    return converted(c, y, dtype)
+
+
+@translates("QuantizeLinear")
+def quantize(c: Call) -> Any:
+    x, scale = c.value(0), c.value(1)
+    rank = max(x.tensor.rank, 1)
+    axis, block = c.attr("axis", 1) % rank if rank > 1 else 0, c.attr("block_size", 0)
+    zero = c.value(2) if c.has(2) else None
+    dtype = zero.tensor.dtype if zero is not None else ELEMENTS.get(c.attr("output_dtype", 0) or 2, "u8")
+    if dtype not in LIMITS or c.attr("precision", 0):
+        raise Decline(f"a result of {dtype}")
+    y = c.t.pointwise("div", x, aligned(c, scale, x, axis, block), dtype="f32" if not is_float(x.tensor.dtype)
+                      else x.tensor.dtype)
+    y = c.t.cast(y, "f32") if y.tensor.dtype in ("f16", "bf16") else y
+    return rounded(c, y, None if zero is None else aligned(c, zero, x, axis, block), dtype)
+
+
+@translates("DequantizeLinear")
+def dequantize(c: Call) -> Any:
+    x, scale = c.value(0), c.value(1)
+    rank = max(x.tensor.rank, 1)
+    axis, block = c.attr("axis", 1) % rank if rank > 1 else 0, c.attr("block_size", 0)
+    kind = scale.tensor.dtype
+    inner = "f32" if kind in ("f16", "bf16") else kind
+    y = converted(c, x, inner)
+    if c.has(2):
+        zero = converted(c, c.value(2), inner)
+        y = c.t.pointwise("sub", y, aligned(c, zero, x, axis, block), dtype=inner)
+    out = c.t.pointwise("mul", y, aligned(c, scale, x, axis, block), dtype=inner)
+    wanted = ELEMENTS.get(c.attr("output_dtype", 0), kind)
+    return c.t.cast(out, wanted)
+
+
+@translates("DynamicQuantizeLinear")
+def dynamic_quantize(c: Call) -> Any:
+    return dynamic(c, c.value(0))
+
+
+def dynamic(c: Call, x: Value) -> tuple[Value, Value, Value]:
+    """The tensor as u8 with the scale and zero point that its range gives."""
+    dims = tuple(range(x.tensor.rank))
+    high = c.op("maximum", c.t.reduce("amax", x, dims), 0.0)
+    low = c.op("minimum", c.t.reduce("amin", x, dims), 0.0)
+    scale = c.op("div", c.op("sub", high, low), 255.0)
+    safe = c.op("where", c.op("eq", scale, 0.0), 1.0, scale)
+    zero = c.t.cast(c.op("round", c.op("minimum", c.op("maximum", c.op("div", c.op("neg", low), safe), 0.0), 255.0)),
+                    "u8")
+    return rounded(c, c.op("div", x, safe), zero, "u8"), scale, zero
+
+
+def less_zero(c: Call, x: Value, zero: Value | None, axis: int) -> Value:
+    """The whole numbers less their zero point, in f32, which is exact."""
+    y = c.t.cast(x, "f32")
+    if zero is None:
+        return y  # type: ignore[no-any-return]
+    if zero.tensor.rank == x.tensor.rank and zero.tensor.rank:
+        away = zero
+    else:
+        away = aligned(c, zero, x, axis)
+    return c.t.pointwise("sub", y, c.t.cast(away, "f32"), dtype="f32")  # type: ignore[no-any-return]
+
+
+@translates("MatMulInteger")
+def matmul_integer(c: Call) -> Any:
+    a, b = c.value(0), c.value(1)
+    a = less_zero(c, a, c.value(2) if c.has(2) else None, max(a.tensor.rank - 2, 0))
+    b = less_zero(c, b, c.value(3) if c.has(3) else None, b.tensor.rank - 1)
+    return exact(c, a, b)
+
+
+@translates("QLinearMatMul")
+def qlinear_matmul(c: Call) -> Any:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (c.value(place) for place in range(8))
+    left = less_zero(c, a, a_zero, max(a.tensor.rank - 2, 0))
+    right = less_zero(c, b, b_zero, b.tensor.rank - 1)
+    total = c.t.cast(exact(c, left, right), "f32")
+    by = c.t.pointwise("div", c.t.pointwise("mul", _column(c, a_scale, a, 2), _column(c, b_scale, b, 1), dtype="f32"),
+                       y_scale, dtype="f32")
+    return rounded(c, c.t.pointwise("mul", total, by, dtype="f32"), y_zero, y_zero.tensor.dtype)
+
+
+def _column(c: Call, scale: Value, x: Value, back: int) -> Value:
+    if scale.tensor.count == 1 or scale.tensor.rank != 1:
+        return c.t.reshape(scale, ()) if scale.tensor.count == 1 else scale  # type: ignore[no-any-return]
+    return aligned(c, scale, x, x.tensor.rank - back)
+
+
+def _conv_total(c: Call, x: Value, w: Value) -> Value:
+    """The convolution of whole numbers, in f64, which is exact."""
+    return convolved(c, c.t.cast(x, "f64"), c.t.cast(w, "f64"), None)
+
+
+@translates("ConvInteger")
+def conv_integer(c: Call) -> Any:
+    x = less_zero(c, c.value(0), c.value(2) if c.has(2) else None, 1)
+    w = less_zero(c, c.value(1), c.value(3) if c.has(3) else None, 0)
+    return c.t.cast(_conv_total(c, x, w), "i32")
+
+
+@translates("QLinearConv")
+def qlinear_conv(c: Call) -> Any:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.value(place) for place in range(8))
+    total = _conv_total(c, less_zero(c, x, x_zero, 1), less_zero(c, w, w_zero, 0))
+    count = total.tensor.rank
+    if c.has(8):
+        bias = c.value(8)
+        total = c.op("add", total, c.t.reshape(c.t.cast(bias, "f64"), (bias.tensor.shape[0],) + (1,) * (count - 2)))
+    scale = c.t.reshape(w_scale, ()) if w_scale.tensor.count == 1 else c.t.reshape(
+        w_scale, (w_scale.tensor.shape[0],) + (1,) * (count - 2))
+    by = c.t.pointwise("div", c.t.pointwise("mul", c.t.reshape(x_scale, ()), scale, dtype="f32"),
+                       c.t.reshape(y_scale, ()), dtype="f32")
+    return rounded(c, c.t.pointwise("mul", c.t.cast(total, "f32"), by, dtype="f32"), c.t.reshape(y_zero, ()),
+                   y_zero.tensor.dtype)
+
+
+@translates("DynamicQuantizeMatMul", "MatMulIntegerToFloat", domain=MICROSOFT)
+def dynamic_matmul(c: Call) -> Any:
+    if c.name == "DynamicQuantizeMatMul":
+        a, a_scale, a_zero = dynamic(c, c.value(0))
+        b, b_scale, b_zero, bias = c.value(1), c.value(2), c.at(3), c.at(4)
+    else:
+        a, b, a_scale, b_scale = (c.value(place) for place in range(4))
+        a_zero, b_zero, bias = c.at(4), c.at(5), c.at(6)
+    left = less_zero(c, a, None if a_zero is None else c.tensor(a_zero), max(a.tensor.rank - 2, 0))
+    right = less_zero(c, b, None if b_zero is None else c.tensor(b_zero), b.tensor.rank - 1)
+    total = c.t.cast(exact(c, left, right), "f32")
+    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, b, 1), dtype="f32")
+    found = c.t.pointwise("mul", total, by, dtype="f32")
+    return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")

@@ -1,0 +1,288 @@
+"""The table of translations, one row per ONNX operator, and what a translation may ask for.
+
+A translation is `row(c)`: it reads operands and attributes of the call `c`, appends equations by the op table, and
+returns an operand, or a tuple of them. Where it cannot carry a case it raises Decline: the importer tries the body that
+ONNX gives to a composed operator, then the host's function of that name.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.base.errors import VerifyError
+from anyshape.frontend.aten.table import Decline, Translator, translation_of
+from anyshape.frontend.importer_onnx.known import Known, known
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
+from anyshape.ir.graph import Attr, Value
+from anyshape.ir.types import TensorType
+from anyshape.ops.pointwise import POINTWISE
+from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.torch_compat.dtypes import DTYPE_NAMES
+
+Row = Callable[["Call"], Any]
+ROWS: dict[tuple[str, str], Row] = {}
+MICROSOFT = "com.microsoft"
+
+
+def translates(*names: str, domain: str = "") -> Callable[[Row], Row]:
+    """Makes the function the translation of these operators."""
+    def add(row: Row) -> Row:
+        for name in names:
+            ROWS[domain, name] = row
+        return row
+    return add
+
+
+class NeedsSize(Exception):
+    """A translation needs the elements of an operand as sizes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class NeedsNumber(NeedsSize):
+    """A translation needs the elements of an operand as numbers."""
+
+
+class NeedsFixed(Exception):
+    """A translation needs a size as a number: the program is one for that number."""
+
+    def __init__(self, size: Expr) -> None:
+        super().__init__(str(size))
+        self.names = tuple(sorted(symbols_of(size)))
+
+
+class Opaque:
+    """What a program cannot hold: a list of tensors, text, a dtype that torch lacks; it is there when the call runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Call:
+    """One node, as its translation sees it.
+
+    t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
+    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
+    checked for.
+    """
+
+    def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
+                 constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None],
+                 assume: Callable[[Size], None]) -> None:
+        self.node = node
+        self.inputs = list(inputs)
+        self.t = t
+        self._constant = constant
+        self._note = note
+        self.assume = assume
+
+    def op(self, row: str, *operands: Any, **attrs: Attr) -> Value:
+        """Appends an equation with one result. Raises Mismatch where dims meet that may differ."""
+        if row in POINTWISE or row == "where":
+            self.t.check_broadcast(operands)
+        elif row == "index":
+            self.t.check_broadcast(operands[1:])
+        return self.t.op(row, *operands, **attrs)
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+        return self.node.op
+
+    @property
+    def version(self) -> int:
+        """Of the operator set."""
+        return self.node.version
+
+    @property
+    def outputs(self) -> int:
+        """How many results are asked for."""
+        return max((place + 1 for place, name in enumerate(self.node.outputs) if name), default=0)
+
+    def wants(self, place: int) -> bool:
+        """Whether a result is asked for."""
+        return place < len(self.node.outputs) and bool(self.node.outputs[place])
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        found = self.node.attributes.get(name, default)
+        assert not isinstance(found, OnnxGraph), name
+        return found
+
+    def has(self, place: int) -> bool:
+        """Whether an operand is given."""
+        return place < len(self.inputs) and self.inputs[place] is not None
+
+    def at(self, place: int) -> Any:
+        """The operand, None where it is left out."""
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    # ---- tensors
+
+    def tensor(self, operand: Any) -> Value:
+        """An operand as a tensor of the program."""
+        if isinstance(operand, Known):
+            return self._from_known(operand)
+        if isinstance(operand, Value):
+            return operand
+        if operand is None:
+            raise Decline("an operand is left out")
+        raise Decline("an operand is no tensor of a program")
+
+    def value(self, place: int) -> Value:
+        """An operand as a tensor of the program."""
+        return self.tensor(self.at(place))
+
+    def values(self) -> list[Value]:
+        """All operands."""
+        return [self.tensor(one) for one in self.inputs]
+
+    def operand(self, place: int) -> Any:
+        """An operand; a known number or size of rank 0 as that."""
+        found = self.at(place)
+        if isinstance(found, Known) and found.shape == () and found.dtype != "string":
+            item = found.items()[0]
+            if isinstance(item, (bool, int, float, Expr)):
+                return item
+        return self.tensor(found)
+
+    def kind(self, place: int) -> TensorType:
+        """The type of an operand."""
+        found = self.at(place)
+        return TensorType(found.dtype, found.shape) if isinstance(found, Known) else self.tensor(found).tensor
+
+    def dtype(self, place: int = 0) -> str:
+        """The dtype of an operand."""
+        return self.kind(place).dtype
+
+    def rank(self, place: int = 0) -> int:
+        """The rank of an operand."""
+        return self.kind(place).rank
+
+    def _from_known(self, one: Known) -> Value:
+        if one.symbolic:
+            items = one.items()
+            if one.dtype == "bool" or not items:
+                raise Decline("a condition of sizes as a tensor")
+            if len(set(items)) == 1:
+                return self.t.full(items[0], one.shape, one.dtype)
+            parts = [self.t.full(item, (1,), one.dtype) for item in items]
+            return self.t.reshape(self.op("concat", *parts, dim=0), one.shape)
+        if one.dtype == "string":
+            raise Decline("text")
+        if one.array.size and one.array.size <= 1 and one.dtype not in ("u16", "u32", "u64", "c64", "c128"):
+            return self.t.full(one.array.reshape(-1)[0].item() if one.dtype != "bf16"
+                               else float(one.array.reshape(-1)[0]), one.shape, one.dtype)
+        return self._constant(one.array, one.dtype)
+
+    # ---- numbers
+
+    def sizes(self, place: int, limit: int = 1 << 62) -> tuple[Size, ...]:
+        """The elements of an operand as sizes, below a limit."""
+        found = self.at(place)
+        if isinstance(found, Known):
+            items = [item if isinstance(item, Expr) else int(item) for item in found.items()]
+            if any(isinstance(item, int) and abs(item) >= limit for item in items):
+                raise VerifyError(f"{self.node} has a size that is too large", why=f"sizes are below {limit}")
+            return tuple(items)
+        raise NeedsSize(self.node.inputs[place])
+
+    def numbers(self, place: int) -> list[Any]:
+        """The elements of an operand as Python numbers."""
+        found = self.at(place)
+        if isinstance(found, Known) and not found.symbolic:
+            return [float(item) if found.dtype == "bf16" else item for item in found.items()]
+        if isinstance(found, Known):
+            raise Decline("a number made of sizes")
+        raise NeedsNumber(self.node.inputs[place])
+
+    def ints(self, place: int, name: str = "", default: Any = None) -> Any:
+        """Whole numbers from an operand or an attribute, as operator sets differ; the default where there are none."""
+        if self.has(place):
+            return tuple(int(item) for item in self.numbers(place))
+        found = self.attr(name) if name else None
+        return default if found is None else found
+
+    def fixed(self, sizes: Sequence[Size]) -> tuple[int, ...]:
+        """Sizes as numbers; a program is made for each that comes."""
+        for size in sizes:
+            if isinstance(size, Expr):
+                raise NeedsFixed(size)
+        return tuple(sizes)  # type: ignore[arg-type]
+
+    def axis(self, default: int = -1, rank: int | None = None, name: str = "axis") -> int:
+        """The attribute `axis`, counted from the left."""
+        axis, rank = self.attr(name, default), self.rank() if rank is None else rank
+        if not -rank <= axis < max(rank, 1):
+            raise VerifyError(f"there is no axis {axis} in rank {rank}", where=str(self.node))
+        return axis % rank if rank else 0
+
+    # ---- other operators
+
+    def aten(self, target: Any, *arguments: Any, types: Any, why: str = "", **keywords: Any) -> Any:
+        """What an operator of ATen gives: by its translation, or by PyTorch.
+
+        Args:
+            types: of the results, one or a tuple.
+            why: no translation is tried, for this reason.
+        """
+        self.t.result = types
+        if not why:
+            translation = translation_of(target)
+            mark = len(self.t.builder.nodes)
+            why = "no translation"
+            if translation is not None:
+                try:
+                    return translation(self.t, *arguments, **keywords)
+                except (Decline, VerifyError, AssertionError, AttributeError) as reason:
+                    del self.t.builder.nodes[mark:]
+                    why = str(reason) or "its translation does not carry this case"
+        return self.extern(str(target), *arguments, types=types, why=why, **keywords)
+
+    def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
+               **keywords: Any) -> Any:
+        """A step by PyTorch; see ops/extern.py."""
+        operands: list[Any] = []
+
+        def entry(value: Any) -> tuple[Attr, ...]:
+            if isinstance(value, Known):
+                value = self.tensor(value)
+            if isinstance(value, (Value, Expr)):
+                operands.append(value)
+                return ("operand", len(operands) - 1)
+            if isinstance(value, (list, tuple)):
+                return ("list", *(entry(one) for one in value))
+            if value is None:
+                return ("none",)
+            if isinstance(value, torch.dtype):
+                return ("dtype", DTYPE_NAMES[value])
+            for kind, tag in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
+                if isinstance(value, kind):
+                    return (tag, value)
+            raise Decline(f"an argument of type {type(value).__name__}")
+
+        given = tuple(entry(one) for one in arguments)
+        named = tuple((key, entry(one)) for key, one in keywords.items())
+        flat = types if isinstance(types, tuple) else (types,)
+        self._note(target, why)
+        results = self.t.builder.multi(
+            "extern", *operands, name=target.split(".")[1], types=flat, target=target,
+            template=(("args", *given), ("kwargs", *named)), effect=False)
+        return results if isinstance(types, tuple) else results[0]
+
+    def type(self, shape: Sequence[Size], dtype: str | None = None) -> TensorType:
+        """A dense type; of the first operand's dtype when left out."""
+        return TensorType(self.dtype() if dtype is None else dtype, tuple(shape))
+
+
+def number(array: Any, dtype: str) -> Known:
+    """A known tensor of rank 0."""
+    return known(np.asarray(array), dtype)
+
+
+Translations = Mapping[tuple[str, str], Row]

@@ -1,0 +1,180 @@
+"""Translations of StableHLO's products: dot_general, convolution, and what linear algebra does by PyTorch."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
+from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
+from anyshape.ir.graph import Value
+from anyshape.ir.types import kind_of
+from anyshape.sym.expr import Size, floordiv, product
+
+aten = torch.ops.aten
+
+
+@translates("dot_general")
+def dot_general(c: Call) -> Any:
+    how = c.attr("dot_dimension_numbers")
+    left, right = (list(how[f"{side}_batching_dimensions"]) for side in ("lhs", "rhs"))
+    inner_left, inner_right = (list(how[f"{side}_contracting_dimensions"]) for side in ("lhs", "rhs"))
+    x, y = (_as_result(c, k) for k in (0, 1))
+    free_left = [d for d in range(x.tensor.rank) if d not in left + inner_left]
+    free_right = [d for d in range(y.tensor.rank) if d not in right + inner_right]
+    # sizes that meet are written alike
+    want = list(y.tensor.shape)
+    for a, b in zip((*left, *inner_left), (*right, *inner_right), strict=True):
+        want[b] = x.tensor.shape[a]
+    y = c.shaped(y, want)
+    batch = [x.tensor.shape[d] for d in left]
+    rows, columns = [x.tensor.shape[d] for d in free_left], [y.tensor.shape[d] for d in free_right]
+    inner = product(x.tensor.shape[d] for d in inner_left)
+    result = (*batch, *rows, *columns)
+    x = c.t.reshape(c.t.permute(x, left + free_left + inner_left), (*batch, product(rows), inner))
+    y = c.t.reshape(c.t.permute(y, right + inner_right + free_right), (*batch, inner, product(columns)))
+    return c.t.reshape(_product(c, x, y), result)
+
+
+def _as_result(c: Call, place: int) -> Value:
+    x = c.value(place)
+    if c.dtype in COMPLEX and x.tensor.dtype not in COMPLEX:
+        half = c.t.cast(x, "f32" if c.dtype == "c64" else "f64")
+        zero = c.t.full(0.0, x.tensor.shape, half.tensor.dtype)
+        return c.extern("aten.complex.default", half, zero, types=c.type(x.tensor.shape))  # type: ignore[no-any-return]
+    if x.tensor.dtype in COMPLEX:
+        return x if x.tensor.dtype == c.dtype else c.extern(  # type: ignore[no-any-return]
+            "prims.convert_element_type.default", x, {"c64": torch.complex64, "c128": torch.complex128}[c.dtype],
+            types=c.type(x.tensor.shape))
+    return c.t.cast(x, held(c.dtype))
+
+
+def _product(c: Call, x: Value, y: Value) -> Value:
+    *batch, rows, inner = x.tensor.shape
+    shape = (*batch, rows, y.tensor.shape[-1])
+    if c.dtype in COMPLEX:
+        return c.extern("aten.matmul.default", x, y, types=c.type(shape))  # type: ignore[no-any-return]
+    if kind_of(x.tensor.dtype) == "float":
+        return c.op("matmul", x, y)
+    wide = (*batch, rows, inner, y.tensor.shape[-1])
+    x = c.t.broadcast(c.t.reshape(x, (*batch, rows, inner, 1)), wide)
+    y = c.t.broadcast(c.t.reshape(y, (*batch, 1, inner, y.tensor.shape[-1])), wide)
+    if c.dtype == "bool":
+        return c.op("any", c.op("bit_and", x, y), dims=(len(wide) - 2,), keep=False)
+    total = c.op("sum", c.op("mul", x, y), dims=(len(wide) - 2,), keep=False)
+    return c.wrapped(c.t.cast(total, held(c.dtype)))
+
+
+# ---- convolution
+
+
+@translates("convolution")
+def convolution(c: Call) -> Any:
+    how = c.attr("dimension_numbers")
+    rank = len(how["input_spatial_dimensions"])
+    ones = (1,) * rank
+    strides, spread, dilated = (c.attr(name) or ones for name in ("window_strides", "lhs_dilation", "rhs_dilation"))
+    pairs = c.attr("padding")
+    pairs = [(0, 0)] * rank if pairs is None else [(int(a), int(b)) for a, b in np.asarray(pairs).reshape(-1, 2)]
+    return _convolved(c, how, strides, spread, dilated, pairs)
+
+
+@translates("dynamic_conv")
+def dynamic_conv(c: Call) -> Any:
+    how = c.attr("dimension_numbers")
+    rank = len(how["input_spatial_dimensions"])
+    ones = (1,) * rank
+    strides, spread, dilated = (c.attr(name) or ones for name in ("window_strides", "lhs_dilation", "rhs_dilation"))
+    sizes = c.sizes(2)
+    return _convolved(c, how, strides, spread, dilated, list(zip(sizes[::2], sizes[1::2], strict=True)))
+
+
+def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int], dilated: Sequence[int],
+               pairs: Sequence[tuple[Size, Size]]) -> Value:
+    rank, groups = len(strides), c.attr("feature_group_count", 1)
+    x, kernel = (_as_result(c, k) for k in (0, 1))
+    x = c.t.permute(x, [how["input_batch_dimension"], how["input_feature_dimension"], *how["input_spatial_dimensions"]])
+    kernel = c.t.permute(kernel, [how["kernel_output_feature_dimension"], how["kernel_input_feature_dimension"],
+                                  *how["kernel_spatial_dimensions"]])
+    reversal = c.attr("window_reversal")
+    flipped = tuple(2 + d for d in range(rank) if reversal is not None and reversal[d])
+    if flipped:
+        kernel = c.op("flip", kernel, dims=flipped)
+    if kind_of(x.tensor.dtype) != "float":
+        raise Decline("of numbers that are no floats")
+    batches = c.attr("batch_group_count", 1)
+    if batches > 1:  # groups of the batch are features of one image
+        n, features, *space = x.tensor.shape
+        x = c.t.reshape(x, (batches, floordiv(n, batches), features, *space))
+        x = c.t.permute(x, (1, 0, 2, *range(3, 3 + rank)))
+        x = c.t.reshape(x, (floordiv(n, batches), batches * features, *space))
+        groups = batches
+    for d, gap in enumerate(spread):
+        x = spaced(c, x, 2 + d, gap - 1, 0.0)
+    inside = [a if isinstance(a, int) and a == b and a >= 0 else 0 for a, b in pairs]
+    low = [0, 0, *(a - s for (a, _), s in zip(pairs, inside, strict=True))]
+    high = [0, 0, *(b - s for (_, b), s in zip(pairs, inside, strict=True))]
+    for d, (a, b) in enumerate(zip(low, high, strict=True)):
+        if isinstance(a, int) and isinstance(b, int) and min(a, b) < 0:
+            cut = [max(-a, 0), max(-b, 0)]
+            x = c.t.window(x, d, cut[0], x.tensor.shape[d] - sum(cut))
+            low[d], high[d] = max(a, 0), max(b, 0)
+    x = padded(c, x, low, high, 0.0)
+    shape = [x.tensor.shape[0], kernel.tensor.shape[0]]
+    for d in range(rank):
+        reach = (kernel.tensor.shape[2 + d] - 1) * dilated[d] + 1
+        left = x.tensor.shape[2 + d] + 2 * inside[d] - reach
+        if isinstance(left, int) and left < 0:
+            left = -strides[d]  # the window fits nowhere
+        shape.append(floordiv(left, strides[d]) + 1 if strides[d] > 1 else left + 1)
+    if rank > 3 or rank < 1:
+        raise Decline(f"convolutions over {rank} dims")
+    found = c.t.full(0.0, shape, x.tensor.dtype) if 0 in shape else c.aten(
+        aten.convolution.default, x, kernel, None, list(strides), inside, list(dilated), False, [0] * rank,
+        groups, types=c.type(shape))
+    order = [0] * (rank + 2)
+    for place, d in enumerate((how["output_batch_dimension"], how["output_feature_dimension"],
+                               *how["output_spatial_dimensions"])):
+        order[d] = place
+    return c.t.permute(found, order)
+
+
+# ---- by PyTorch
+
+
+@translates("cholesky")
+def cholesky(c: Call) -> Any:
+    x = c.value(0)
+    return c.extern("aten.linalg_cholesky.default", x, upper=not c.attr("lower", False), types=x.tensor.dense())
+
+
+@translates("triangular_solve")
+def triangular_solve(c: Call) -> Any:
+    a, b = c.values()
+    way = c.attr("transpose_a", "NO_TRANSPOSE")
+    upper = not c.attr("lower", False)
+    if way != "NO_TRANSPOSE":
+        order = [*range(a.tensor.rank - 2), a.tensor.rank - 1, a.tensor.rank - 2]
+        a, upper = c.t.permute(a, order), not upper
+        if way == "ADJOINT" and c.dtype in COMPLEX:
+            raise Decline("the adjoint of complex numbers")
+    return c.extern("aten.linalg_solve_triangular.default", a, b, upper=upper, left=bool(c.attr("left_side", True)),
+                    unitriangular=bool(c.attr("unit_diagonal", False)), types=b.tensor.dense())
+
+
+@translates("fft")
+def fft(c: Call) -> Any:
+    x, kind, lengths = c.value(0), c.attr("fft_type"), list(c.attr("fft_length"))
+    dims = list(range(x.tensor.rank - len(lengths), x.tensor.rank))
+    shape = list(x.tensor.shape)
+    if kind == "RFFT":
+        shape[-1] = lengths[-1] // 2 + 1
+    elif kind == "IRFFT":
+        shape[-1] = lengths[-1]
+    if 0 in shape and c.dtype not in COMPLEX:
+        return c.t.full(0.0, shape, held(c.dtype))  # of nothing, which libraries refuse
+    name = {"FFT": "fft_fftn", "IFFT": "fft_ifftn", "RFFT": "fft_rfftn", "IRFFT": "fft_irfftn"}[kind]
+    return c.extern(f"aten.{name}.default", x, lengths, dims, types=c.type(shape))

@@ -1,0 +1,63 @@
+"""The door from JAX: a function exported with symbolic sizes becomes one program for all of them.
+
+    exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, n"), jnp.float32))
+    fast = anyshape.compile_jax(exported)
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.base.config import Config
+from anyshape.base.errors import InputError, Unsupported
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.diagnostics.memory_text import MemoryNote
+from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+from anyshape.frontend.importer_stablehlo.reader import read
+
+
+def compile_exported(exported: Any, config: Config) -> JaxCallable:
+    """Compiles what `jax.export.export` made; see `anyshape.compile_jax`."""
+    try:
+        from jax import export
+    except ImportError as error:
+        raise Unsupported("the package jax is not installed", where="anyshape.compile_jax",
+                          why="it reads exported functions", do="pip install 'anyshape[jax]'") from error
+    if not isinstance(exported, export.Exported):
+        raise InputError(f"anyshape.compile_jax was given a {type(exported).__name__}", where="its first argument",
+                         why="it takes what jax.export.export(...)(...) returns",
+                         do="export the function: jax.export.export(jax.jit(f))(*shapes)")
+    if exported.nr_devices != 1:
+        raise Unsupported(f"the function was exported for {exported.nr_devices} devices", where=exported.fun_name,
+                          why="a program runs on one", do="export it for one")
+    return JaxCallable(exported, StablehloCallable(read(exported.mlir_module_serialized), config))
+
+
+class JaxCallable:
+    """A compiled function of JAX, called as the function is: with trees of arrays, of JAX or numpy.
+
+    Raises (when called):
+        InputError: other trees, dtypes, ranks or sizes than those that it was exported for; nothing has run then.
+    """
+
+    def __init__(self, exported: Any, program: StablehloCallable) -> None:
+        self.exported = exported
+        self.program = program
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        from jax import tree_util
+        leaves, tree = tree_util.tree_flatten((arguments, keywords))
+        if tree != self.exported.in_tree:
+            raise InputError("the arguments do not have the nesting that was exported", where=self.exported.fun_name,
+                             why=f"expected {self.exported.in_tree}, got {tree}",
+                             do="pass the same number of arguments, lists and dicts as at export")
+        found = self.program(*(leaves[place] for place in self.exported.module_kept_var_idx))
+        results = found if len(self.program.results) != 1 else (found,)
+        return tree_util.tree_unflatten(self.exported.out_tree, results)
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why; `sizes` by the names given at export."""
+        return self.program.explain(**sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What the program needs, as formulas; `.bytes` is the predicted peak at `sizes`."""
+        return self.program.memory(**sizes)

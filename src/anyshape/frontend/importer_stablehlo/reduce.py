@@ -1,0 +1,461 @@
+"""Translations of StableHLO's reductions, windows and sorts.
+
+What a body means is found by its one operation; of sorts and of the largest element with its place, by trying the body
+on numbers. A body of another kind is applied to halves of the operand, and these to halves again.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_onnx.known import Known, Unknown
+from anyshape.frontend.importer_stablehlo.module import Block
+from anyshape.frontend.importer_stablehlo.reader import numpy_dtype
+from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
+from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
+from anyshape.ir.graph import Value
+from anyshape.ir.types import kind_of
+from anyshape.sym.expr import Size, floordiv
+
+aten = torch.ops.aten
+
+REDUCES = {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}
+MOST_WINDOW = 256  # positions of a window that are unrolled
+MOST_HALVES = 16  # halvings: 65536 elements
+
+
+def only(block: Block) -> str:
+    """The operation of a body that is one operation on its two arguments; "" for others."""
+    if len(block.operations) == 1 and block.results == block.operations[0].outputs and sorted(
+            block.operations[0].inputs) == sorted(block.arguments):
+        return block.operations[0].name.removeprefix("stablehlo.")
+    return ""
+
+
+def _is_neutral(one: Any, name: str, dtype: str) -> bool:
+    """Does a first value change nothing?"""
+    if not isinstance(one, Known) or one.array.dtype == object:
+        return False
+    value = one.array.reshape(-1)[0]
+    if name in ("add", "or"):
+        return bool(value == 0)
+    if name in ("multiply", "and"):
+        return bool(value == 1)
+    if dtype in COMPLEX:
+        return False
+    kind = one.array.dtype
+    if kind.kind == "b":
+        return bool(value) == (name == "minimum")
+    if np.issubdtype(kind, np.integer):
+        limits = np.iinfo(kind)
+        return bool(value == (limits.min if name == "maximum" else limits.max))
+    return bool(float(value) == (-math.inf if name == "maximum" else math.inf))
+
+
+# ---- reduce
+
+
+@translates("reduce")
+def reduce(c: Call) -> Any:
+    dims = tuple(sorted(c.attr("dimensions")))
+    count = len(c.inputs) // 2
+    body = c.operation.regions[0]
+    values = c.same([c.tensor(one) for one in c.inputs[:count]])
+    first = c.inputs[count:]
+    if count == 1:
+        found = _plainly(c, only(body), values[0], dims)
+        if found is not None:
+            if _is_neutral(first[0], only(body), c.dtype):
+                return found
+            return c.walk.run(body, (c.t.broadcast(_lone(c, first[0], found.tensor.rank), found.tensor.shape), found))
+    elif count == 2:
+        found = _extreme(c, body, values, dims)
+        if found is not None:
+            return found
+    for dim in reversed(dims):
+        values = _halved(c, body, values, dim, first)
+    start = [c.t.broadcast(_lone(c, one, value.tensor.rank), value.tensor.shape)
+             for one, value in zip(first, values, strict=True)]
+    return c.walk.run(body, (*start, *values))
+
+
+def _lone(c: Call, one: Any, rank: int) -> Value:
+    return c.t.reshape(c.tensor(one), (1,) * rank)
+
+
+def _plainly(c: Call, name: str, x: Value, dims: Sequence[int]) -> Value | None:
+    """A reduction that is a row."""
+    if not dims:
+        return x if name else None
+    if c.dtype in COMPLEX:
+        if name == "add":
+            return c.extern("aten.sum.dim_IntList", x, list(dims), types=c.type(  # type: ignore[no-any-return]
+                [n for d, n in enumerate(x.tensor.shape) if d not in dims]))
+        return None
+    if c.dtype == "bool":
+        name = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(name, name)
+        row = {"or": "any", "and": "all"}.get(name)
+        return None if row is None else c.op(row, x, dims=tuple(dims), keep=False)
+    row = REDUCES.get(name)
+    if row is None:
+        return None
+    if c.dtype == "u64" and row in ("amax", "amin"):
+        return c.op("bit_xor", c.op(row, c.op("bit_xor", x, -(1 << 63)), dims=tuple(dims), keep=False), -(1 << 63))
+    found = c.op(row, x, dims=tuple(dims), keep=False)
+    return c.wrapped(c.t.cast(found, x.tensor.dtype))
+
+
+def _halved(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequence[Any]) -> list[Value]:
+    """The values with one dim reduced: both halves by the body, until one element is left."""
+    values = list(values)
+    size = values[0].tensor.shape[dim]
+    if not isinstance(size, int):
+        raise Decline("a body of several operations over a dim whose size is not known")
+    if size > 1 << MOST_HALVES:
+        raise Decline(f"a body of several operations over {size} elements")
+    if size == 0:
+        shape = [n for d, n in enumerate(values[0].tensor.shape) if d != dim]
+        return [c.t.broadcast(_lone(c, one, len(shape)), shape) for one in first]
+    while size > 1:
+        half = size // 2
+        left = [c.t.window(value, dim, 0, half) for value in values]
+        right = [c.t.window(value, dim, half, half) for value in values]
+        done = [c.tensor(one) for one in c.walk.run(body, (*left, *right))]
+        if size % 2:
+            done = [_joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
+        values, size = done, half + size % 2
+    shape = [n for d, n in enumerate(values[0].tensor.shape) if d != dim]
+    return [c.t.reshape(value, shape) for value in values]
+
+
+def _joined(c: Call, values: Sequence[Value], dim: int) -> Value:
+    if values[0].tensor.dtype in COMPLEX:
+        shape = list(values[0].tensor.shape)
+        shape[dim] = sum(one.tensor.shape[dim] for one in values)  # type: ignore[misc]
+        return c.extern("aten.cat.default", list(values), dim,  # type: ignore[no-any-return]
+                        types=c.type(shape, values[0].tensor.dtype))
+    return c.op("concat", *values, dim=dim)
+
+
+def _probe(c: Call, body: Block, *numbers: Any) -> list[Any] | None:
+    """What a body gives for numbers; None where it cannot be folded."""
+    arguments = [Known(np.asarray(one, numpy_dtype(kind.dtype)), kind.dtype)
+                 for one, kind in zip(numbers, body.types, strict=True)]
+    try:
+        found = c.walk.run(body, arguments)
+        return [one.items()[0] for one in found] if all(isinstance(one, Known) for one in found) else None
+    except (Decline, Unknown):
+        return None
+
+
+def _extreme(c: Call, body: Block, values: Sequence[Value], dims: Sequence[int]) -> Any:
+    """The largest or smallest element with its place, the first of equal ones, as argmax and argmin have it."""
+    x, places = values
+    if len(dims) != 1 or c.dtype in COMPLEX or body.types[1].dtype not in ("i32", "i64", "u32") or c.dtype in (
+            "bool", "u64") or not _is_counted(c, places, dims[0]):
+        return None
+    floats = kind_of(x.tensor.dtype) == "float"
+    cases: list[tuple[float, int, float, int]] = [(1, 0, 2, 1), (2, 0, 1, 1), (1, 0, 1, 1), (1, 5, 1, 3)]
+    if floats:
+        cases += [(math.nan, 0, 1, 1), (1, 0, math.nan, 1), (math.nan, 0, math.nan, 1)]
+    answers = [_probe(c, body, a, i, b, j) for a, i, b, j in cases]
+    for name, better in (("argmax", [1, 0, 0, 3]), ("argmin", [0, 1, 0, 3])):
+        wanted = [*better, *([0, 1, 0] if floats else [])]
+        if [None if one is None else one[1] for one in answers] == wanted:
+            shape = [n for d, n in enumerate(x.tensor.shape) if d not in dims]
+            at = c.aten(getattr(aten, name).default, x, dims[0], False, types=c.type(shape, "i64"))
+            largest = c.op("amax" if name == "argmax" else "amin", x, dims=tuple(dims), keep=False)
+            return c.t.cast(largest, x.tensor.dtype), c.t.cast(at, places.tensor.dtype)
+    return None
+
+
+def _is_counted(c: Call, value: Value, dim: int) -> bool:
+    """Is a tensor 0, 1, 2, ... along a dim?"""
+    made = {out.name: node for node in c.t.builder.nodes for out in node.outputs}
+    node = made.get(value.name)
+    while node is not None and node.op in ("cast", "broadcast", "reshape", "bit_and"):
+        if node.op == "broadcast" and node.output.tensor.rank != node.inputs[0].type.rank:  # type: ignore[union-attr]
+            return False
+        node = made.get(node.inputs[0].name)  # type: ignore[union-attr]
+    shape = value.tensor.shape
+    return node is not None and node.op == "iota" and node.attr("start") == 0 and node.attr("step") == 1 and (
+        node.output.tensor.count == shape[dim] and all(n != shape[dim] or d == dim for d, n in enumerate(shape)))
+
+
+# ---- windows
+
+
+Sizes = tuple[Size, ...]
+Steps = tuple[Any, ...]
+Window = tuple[Sizes, Steps, Steps, Steps, Sizes, Sizes]
+
+
+def _window(c: Call) -> Window:
+    """Sizes, strides, base dilations, window dilations, and padding at both ends."""
+    sizes = c.attr("window_dimensions")
+    rank = len(sizes)
+    ones = (1,) * rank
+    pairs = c.attr("padding")
+    pairs = ((0, 0),) * rank if pairs is None else tuple((int(a), int(b)) for a, b in np.asarray(pairs).reshape(-1, 2))
+    return (sizes, c.attr("window_strides") or ones, c.attr("base_dilations") or ones,
+            c.attr("window_dilations") or ones, tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
+
+
+def sizes_of_window(c: Call) -> Window:
+    """The same, of a call whose last five operands are these."""
+    *lines, pairs = (c.sizes(place) for place in range(len(c.inputs) - 5, len(c.inputs)))
+    return (*lines, pairs[::2], pairs[1::2])  # type: ignore[return-value]
+
+
+@translates("reduce_window")
+def reduce_window(c: Call) -> Any:
+    return windows(c, c.operation.regions[0], len(c.inputs) // 2, _window(c))
+
+
+def windows(c: Call, body: Block, count: int, window: Window) -> Any:
+    """Reductions of windows. The first `count` operands are reduced, the next ones are first values."""
+    sizes, strides, spread, dilated, low, high = window
+    values = c.same([c.tensor(one) for one in c.inputs[:count]])
+    first = c.inputs[count:2 * count]
+    plain = all(n == 1 for n in (*strides, *spread, *dilated))
+    along = [d for d, n in enumerate(sizes) if n != 1]
+    if plain and len(along) == 1 and values[0].tensor.shape[along[0]] == sizes[along[0]]:
+        d = along[0]
+        ends = all(a == b == 0 for k, (a, b) in enumerate(zip(low, high, strict=True)) if k != d)
+        if ends and (low[d], high[d]) in ((sizes[d] - 1, 0), (0, sizes[d] - 1)):
+            return _prefix(c, body, values, d, first, backward=low[d] == 0)
+    whole = [n for n in (*sizes, *strides, *spread, *dilated) if isinstance(n, int)]
+    if len(whole) != 4 * len(sizes):
+        raise Decline("windows whose sizes are not known")
+    if math.prod(whole[:len(sizes)]) > MOST_WINDOW:
+        raise Decline(f"windows of {math.prod(whole[:len(sizes)])} elements")
+    fills = [c.walk.t.cast(c.tensor(one), held(kind.dtype)) if not isinstance(one, Known) else _number(one)
+             for one, kind in zip(first, c.operation.takes[count:], strict=False)]
+    wide = [_spread_out(c, value, spread, low, high, fill) for value, fill in zip(values, fills, strict=True)]
+    shape = [_positions(n, int(size), stride, step) for n, size, stride, step in zip(
+        wide[0].tensor.shape, whole, strides, dilated, strict=False)]
+    result: list[Any] = [c.t.broadcast(_lone(c, one, len(shape)), shape) for one in first]
+    for place in itertools.product(*(range(n) for n in whole[:len(sizes)])):
+        part = [_at(c, value, place, strides, dilated, shape) for value in wide]
+        result = list(c.walk.run(body, (*result, *part)))
+    return tuple(result)
+
+
+def _number(one: Known) -> Any:
+    if one.array.dtype == object:
+        raise Decline("a first value made of sizes")
+    item = one.items()[0]
+    return item if isinstance(item, (bool, int, float, complex)) else float(item)
+
+
+def _spread_out(c: Call, x: Value, spread: Sequence[Any], low: Sequence[Size], high: Sequence[Size], fill: Any
+                ) -> Value:
+    for d, gap in enumerate(spread):
+        x = spaced(c, x, d, gap - 1, fill)
+    if any(isinstance(n, int) and n < 0 for n in (*low, *high)):
+        raise Decline("windows over less than the operand")
+    return padded(c, x, low, high, fill)
+
+
+def _positions(n: Size, size: int, stride: int, step: int) -> Size:
+    """How often a window fits."""
+    left = n - ((size - 1) * step + 1)
+    if isinstance(left, int):
+        return left // stride + 1 if left >= 0 else 0
+    return floordiv(left, stride) + 1 if stride > 1 else left + 1
+
+
+def _at(c: Call, x: Value, place: Sequence[int], strides: Sequence[int], dilated: Sequence[int],
+        shape: Sequence[Size]) -> Value:
+    """For each window, the element at one position of it."""
+    for d, (at, stride, step) in enumerate(zip(place, strides, dilated, strict=True)):
+        x = c.t.window(x, d, at * step, shape[d], stride)
+    return x
+
+
+def _prefix(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequence[Any], backward: bool) -> Any:
+    """Windows from the start to each element, or from each to the end: a scan."""
+    x = values[0]
+    row = {"add": "cumsum", "multiply": "cumprod"}.get(only(body))
+    if row is not None and len(values) == 1 and c.dtype not in (*COMPLEX, "bool") and _is_neutral(
+            first[0], only(body), c.dtype):
+        if backward:
+            x = c.op("flip", x, dims=(dim,))
+        found = c.wrapped(c.t.cast(c.op(row, x, dim=dim), values[0].tensor.dtype))
+        return c.op("flip", found, dims=(dim,)) if backward else found
+    size = x.tensor.shape[dim]
+    if not isinstance(size, int):
+        return _prefix_by_torch(c, body, x, dim, first, backward)
+    step, now = 1, list(values)
+    while step < size:  # Hillis and Steele, 1986: each element with the one `step` before it
+        if backward:
+            moved = [c.t.window(value, dim, step, size - step) for value in now]
+            kept = [c.t.window(value, dim, 0, size - step) for value in now]
+            rest = [c.t.window(value, dim, size - step, step) for value in now]
+            done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
+            now = [_joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
+        else:
+            moved = [c.t.window(value, dim, 0, size - step) for value in now]
+            kept = [c.t.window(value, dim, step, size - step) for value in now]
+            rest = [c.t.window(value, dim, 0, step) for value in now]
+            done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
+            now = [_joined(c, [b, a], dim) for a, b in zip(done, rest, strict=True)]
+        step *= 2
+    start = [c.t.broadcast(_lone(c, one, x.tensor.rank), x.tensor.shape) for one in first]
+    return c.walk.run(body, (*start, *now))
+
+
+def _prefix_by_torch(c: Call, body: Block, x: Value, dim: int, first: Sequence[Any], backward: bool) -> Value:
+    """The largest or smallest element so far."""
+    name = {"maximum": aten.cummax, "minimum": aten.cummin}.get(only(body))
+    if name is None or c.dtype in (*COMPLEX, "u64") or not _is_neutral(first[0], only(body), c.dtype):
+        raise Decline("a scan by this body over a dim whose size is not known")
+    if backward:
+        x = c.op("flip", x, dims=(dim,))
+    found, _ = c.aten(name.default, x, dim, types=(x.tensor.dense(), c.type(x.tensor.shape, "i64")))
+    return c.op("flip", found, dims=(dim,)) if backward else found
+
+
+@translates("select_and_scatter")
+def select_and_scatter(c: Call) -> Any:
+    """Each element of the source goes to the element that its window selects."""
+    select, combine = c.operation.regions
+    sizes: Any
+    sizes, strides, _, _, low, high = _window(c)
+    x, source = c.value(0), c.value(1)
+    if math.prod(sizes) > MOST_WINDOW:
+        raise Decline(f"windows of {math.prod(sizes)} elements")
+    if only(combine) != ("or" if c.dtype == "bool" else "add"):
+        raise Decline("its body is not a sum")
+    if c.dtype == "bool":
+        source = c.op("cast", source, dtype="i32")
+    floats = kind_of(x.tensor.dtype) == "float"
+    ones = c.t.full(True, x.tensor.shape, "bool")
+    wide, inside = (_spread_out(c, one, (1,) * len(sizes), low, high, fill) for one, fill in
+                    ((x, 0.0 if floats else 0), (ones, False)))
+    shape = source.tensor.shape
+    best: Any = None
+    where: Any = None
+    for number, place in enumerate(itertools.product(*(range(n) for n in sizes))):
+        value = _at(c, wide, place, strides, (1,) * len(sizes), shape)
+        there = _at(c, inside, place, strides, (1,) * len(sizes), shape)
+        here = c.t.full(number, shape, "i32")
+        if best is None:
+            best, where = value, c.op("where", there, here, c.t.full(-1, shape, "i32"))
+            continue
+        keeps = c.tensor(c.walk.run(select, (best, value))[0])  # is the one that was selected before still it?
+        takes = c.op("bit_and", there, c.op("bit_or", c.op("lt", where, 0), c.op("bit_not", keeps)))
+        best, where = c.op("where", takes, value, best), c.op("where", takes, here, where)
+    total: Any = None
+    floats = kind_of(source.tensor.dtype) == "float"
+    zero = c.t.full(0.0 if floats else 0, shape, source.tensor.dtype)
+    for number, place in enumerate(itertools.product(*(range(n) for n in sizes))):
+        part = c.op("where", c.op("eq", where, number), source, zero)
+        part = _put_at(c, part, place, strides, wide.tensor.shape, 0.0 if floats else 0)
+        total = part if total is None else c.op("add", total, part)
+    for d, n in enumerate(x.tensor.shape):
+        total = c.t.window(total, d, low[d], n)
+    if c.dtype == "bool":
+        total = c.op("ne", total, 0)
+    first = c.inputs[2]
+    if _is_neutral(first, "add", c.dtype):
+        return total
+    start = c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape)
+    return c.op("bit_or" if c.dtype == "bool" else "add", total, start)
+
+
+def _put_at(c: Call, part: Value, place: Sequence[int], strides: Sequence[int], shape: Sequence[Size], zero: Any
+            ) -> Value:
+    """The inverse of `_at`: elements where they come from, 0 elsewhere."""
+    for d, stride in enumerate(strides):
+        part = spaced(c, part, d, stride - 1, zero)
+        n = part.tensor.shape[d]
+        part = padded(c, part, [place[d] if k == d else 0 for k in range(len(strides))],
+                      [shape[d] - n - place[d] if k == d else 0 for k in range(len(strides))], zero)
+    return part
+
+
+# ---- sorts
+
+
+@translates("sort")
+def sort(c: Call) -> Any:
+    dim = c.attr("dimension", -1)
+    values = c.same(c.values())
+    if not values[0].tensor.rank:
+        return tuple(values)
+    dim %= values[0].tensor.rank
+    keys = _keys(c)
+    order: Value | None = None
+    for place, descending in reversed(keys):
+        key = values[place]
+        if order is not None:
+            key = _along(c, key, order, dim)
+        held_key = c.op("bit_xor", key, -(1 << 63)) if c.operation.takes[place].dtype == "u64" else key
+        shape = key.tensor.shape
+        kinds = (held_key.tensor.dense(), c.type(shape, "i64"))
+        _, found = c.aten(aten.sort.stable, held_key, stable=True, dim=dim, descending=descending, types=kinds)
+        order = found if order is None else _along(c, order, found, dim)
+    assert order is not None
+    return tuple(_along(c, value, order, dim) for value in values)
+
+
+def _along(c: Call, x: Value, order: Value, dim: int) -> Value:
+    if x.tensor.dtype in COMPLEX:
+        return c.extern("aten.gather.default", x, dim, order, types=x.tensor.dense())  # type: ignore[no-any-return]
+    return c.op("gather", x, order, dim=dim)
+
+
+def _keys(c: Call) -> list[tuple[int, bool]]:
+    """(operand, descending) of what a sort goes by, the first one first: by trying its body on numbers."""
+    body = c.operation.regions[0]
+    count = len(c.inputs)
+    kinds = [body.types[2 * k].dtype for k in range(count)]
+    if any(kind in COMPLEX for kind in kinds):
+        raise Decline("by complex numbers")
+
+    def less(first: Sequence[int], second: Sequence[int]) -> bool:
+        given = [n for pair in zip(first, second, strict=True) for n in pair]
+        found = _probe(c, body, *given)
+        if found is None:
+            raise Decline("its body is not known")
+        return bool(found[0])
+
+    keys: list[tuple[int, bool]] = []
+    equal = [0] * count
+    for k in range(count):
+        above = [int(j == k) for j in range(count)]
+        up, down = less(equal, above), less(above, equal)
+        if up != down:
+            keys.append((k, down))
+    if not keys or less(equal, equal):
+        raise Decline("its body is no order")
+    # the order among keys: which decides where two disagree
+    def before(a: tuple[int, bool], b: tuple[int, bool]) -> bool:
+        first, second = [0] * count, [0] * count
+        for (k, descending), wins in ((a, True), (b, False)):
+            (first if wins == (not descending) else second)[k] = 0
+            (second if wins == (not descending) else first)[k] = 1
+        return less(first, second)
+
+    ordered: list[tuple[int, bool]] = []
+    for key in keys:
+        at = next((i for i, other in enumerate(ordered) if before(key, other)), len(ordered))
+        ordered.insert(at, key)
+    return ordered
+
+
+@translates("chlo.top_k")
+def top_k(c: Call) -> Any:
+    x, count = c.value(0), c.attr("k")
+    dim = x.tensor.rank - 1
+    kinds = (x.tensor.dense(), c.type(x.tensor.shape, "i64"))
+    values, places = c.aten(aten.sort.stable, x, stable=True, dim=dim, descending=True, types=kinds)
+    return (c.t.window(values, dim, 0, count), c.t.cast(c.t.window(places, dim, 0, count), "i32"))
+

@@ -1,0 +1,164 @@
+"""Splitting of a module at its loops: programs before, in and after each loop that runs at run time.
+
+    %a = f(%x);  %b = while(%a) {...};  g(%b)   -->   Part(%x -> %a), Loop(condition, body: %a -> %b), Part(%b -> ...)
+
+Functions are inlined first, so that every loop stands in the main block or in a loop's.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyshape.base.errors import InputError
+from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type
+
+MOST_OPERATIONS = 400_000  # after inlining
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Operations that are one program. takes, gives: names of values."""
+
+    module: Module
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A loop. takes: names of its first values, and of what it sees of what stands around; gives: of its results."""
+
+    condition: Split
+    body: Split
+    takes: tuple[str, ...]
+    seen: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """A block in pieces. takes, gives: names of values."""
+
+    pieces: tuple[Part | Loop, ...]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def split(module: Module) -> Split:
+    """The module's main function in pieces."""
+    block = _Inliner(module).block(module.functions["main"].body, {}, itertools.count(), 0)
+    return _split(block, (), {})
+
+
+class _Inliner:
+    """Puts the bodies of functions where they are called. `done`: operations so far."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.done = 0
+
+    def block(self, block: Block, names: Mapping[str, str], numbers: Iterator[int], depth: int) -> Block:
+        """A copy of the block without calls, with names by `names`, and new ones for what it makes below the top."""
+        known = dict(names)
+        found: list[Operation] = []
+        self._into(found, block, known, numbers, depth)
+        return Block(tuple(known.get(one, one) for one in block.arguments), block.types, tuple(found),
+                     tuple(known.get(one, one) for one in block.results))
+
+    def _into(self, found: list[Operation], block: Block, known: dict[str, str], numbers: Iterator[int], depth: int
+              ) -> None:
+        if depth > 256 or self.done > MOST_OPERATIONS:
+            raise InputError("functions call each other without end", where="the module", why="256 were open",
+                             do="check where the module comes from")
+        for one in block.operations:
+            self.done += 1
+            inputs = tuple(known.get(name, name) for name in one.inputs)
+            if one.name == "func.call":
+                callee = self.module.functions.get(one.attributes["callee"])
+                if callee is None:
+                    raise InputError(f"there is no function {one.attributes['callee']}", where=str(one),
+                                     why="a call names it", do="check where the module comes from")
+                inner = dict(zip(callee.body.arguments, inputs, strict=True))
+                self._into(found, callee.body, inner, numbers, depth + 1)
+                for name, result in zip(one.outputs, callee.body.results, strict=True):
+                    known[name] = inner.get(result, result)
+                continue
+            outputs = one.outputs
+            if depth:
+                outputs = tuple(f"{name}.{next(numbers)}" for name in outputs)
+                known.update(zip(one.outputs, outputs, strict=True))
+            regions = tuple(self._region(region, known, numbers, depth) for region in one.regions)
+            found.append(dataclasses.replace(one, inputs=inputs, outputs=outputs, regions=regions))
+
+    def _region(self, region: Block, known: Mapping[str, str], numbers: Iterator[int], depth: int) -> Block:
+        inner = dict(known)
+        for name in region.arguments:
+            inner[name] = f"{name}.{next(numbers)}"
+        return self.block(region, inner, numbers, depth + 1)
+
+
+def _split(block: Block, seen: Sequence[tuple[str, Type]], constants: Mapping[str, Operation]) -> Split:
+    """A block in pieces. seen: what it uses of what stands around it, which are arguments too. constants: that stand
+    there; each piece has its own."""
+    types = dict(zip(block.arguments, block.types, strict=True)) | dict(seen)
+    takes = (*block.arguments, *(name for name, _ in seen))
+    own = {one.outputs[0]: one for one in block.operations if one.name == "stablehlo.constant"}
+    constants = {**constants, **own}
+    groups: list[list[Operation] | Operation] = [[]]
+    for one in block.operations:
+        types.update(zip(one.outputs, one.gives, strict=True))
+        if one.name == "stablehlo.while":
+            groups += [one, []]
+        else:
+            groups[-1].append(one)  # type: ignore[union-attr]
+    pieces: list[Part | Loop] = []
+    later = set(block.results)
+    for place, group in reversed(list(enumerate(groups))):  # from the end, so that it is known what is wanted later
+        if isinstance(group, Operation):
+            loop = _loop(group, types, constants)
+            later = (later - set(loop.gives)) | set(loop.takes) | set(loop.seen)
+            pieces.insert(0, loop)
+            continue
+        missing = [constants[name] for name in later if not place and name in constants and name not in own]
+        made = [name for one in (*missing, *group) for name in one.outputs if name in later]
+        if made:
+            part = _part([*missing, *group], made, types, constants)
+            later = (later - set(made)) | set(part.takes)
+            pieces.insert(0, part)
+    return Split(tuple(pieces), takes, block.results)
+
+
+def _part(group: Sequence[Operation], made: Sequence[str], types: Mapping[str, Type],
+          constants: Mapping[str, Operation]) -> Part:
+    used = _used(group)
+    needed = [constants[name] for name in sorted(used & constants.keys())]
+    takes = tuple(name for name in types if name in used and name not in constants)
+    body = Block(takes, tuple(types[name] for name in takes), (*needed, *group), tuple(made))
+    return Part(Module({"main": Function(body, ("",) * len(takes))}), takes, tuple(made))
+
+
+def _loop(one: Operation, types: Mapping[str, Type], constants: Mapping[str, Operation]) -> Loop:
+    condition, body = one.regions
+    free = (_free(condition) | _free(body)) - constants.keys()
+    seen = tuple(name for name in types if name in free)
+    around = [(name, types[name]) for name in seen]
+    return Loop(_split(condition, around, constants), _split(body, around, constants), one.inputs, seen, one.outputs)
+
+
+def _used(operations: Sequence[Operation]) -> set[str]:
+    """Names that operations read and do not make."""
+    made: set[str] = set()
+    found: set[str] = set()
+    for one in operations:
+        found |= set(one.inputs) - made
+        for region in one.regions:
+            found |= _free(region) - made
+        made |= set(one.outputs)
+    return found
+
+
+def _free(block: Block) -> set[str]:
+    own = {name for one in block.operations for name in one.outputs} | set(block.arguments)
+    return (_used(block.operations) | set(block.results)) - own

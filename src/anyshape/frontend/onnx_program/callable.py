@@ -1,0 +1,120 @@
+"""The callable that `anyshape.compile_onnx` returns: arrays of numpy or torch in, results of the caller's kind out."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.base.config import Config
+from anyshape.base.errors import InputError
+from anyshape.frontend.diagnostics.explain import explain
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.diagnostics.memory import memory
+from anyshape.frontend.diagnostics.memory_text import MemoryNote
+from anyshape.frontend.importer_onnx.model import OnnxValue
+from anyshape.frontend.importer_onnx.reader import Reader
+from anyshape.frontend.importer_onnx.walk import to_tensor
+from anyshape.frontend.onnx_program.stage import Shared, Stage, Values
+from anyshape.frontend.programs.compile_program import compile_program
+from anyshape.frontend.programs.session import Compilation
+from anyshape.torch_compat.dtypes import DTYPE_NAMES
+
+
+def compile_model(source: Any, config: Config) -> OnnxCallable:
+    """Compiles an ONNX model; see `anyshape.compile_onnx`."""
+    reader = Reader(source)
+    name = Path(source).stem if isinstance(source, (str, Path)) else reader.graph.name or "model"
+    return OnnxCallable(reader, name, config)
+
+
+class OnnxCallable:
+    """A compiled ONNX model, called with its inputs in order or by name.
+
+    inputs, outputs: of the model, with dtypes and shapes (numbers, names, or None).
+
+    A call returns the output, or a tuple of several: arrays of numpy where an array came in (or nothing), else tensors.
+
+    Raises (when called):
+        InputError: wrong number, dtype, rank or sizes of inputs. Unsupported: an operator that cannot run.
+    """
+
+    def __init__(self, reader: Reader, name: str, config: Config) -> None:
+        graph = reader.graph
+        self.name = name
+        self.inputs: tuple[OnnxValue, ...] = graph.inputs
+        self.outputs: tuple[OnnxValue, ...] = graph.outputs
+        self.compilation = Compilation(config, compile_program)
+        self.compilation.tracing = (name, "", "onnx")
+        shared = Shared(reader, self.compilation, name, {one.name: one for one in graph.inputs})
+        names = [one.name for one in graph.outputs]
+        self.stage = Stage(shared, [one.name for one in graph.inputs], graph.nodes, names, graph.constants)
+        self.ahead = self.stage.prepare()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        values, arrays = self._values(arguments, named)
+        if self.ahead is not None:
+            self.stage.keep(self.ahead, values)
+            self.ahead = None
+        with torch.no_grad():
+            found = self.stage.run(values)
+        results = tuple(_given_back(found[one.name], arrays) for one in self.outputs)
+        return results[0] if len(results) == 1 else results
+
+    def _values(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Values, bool]:
+        """The inputs as tensors, by name; and whether any was an array of numpy."""
+        names = [one.name for one in self.inputs]
+        if len(arguments) > len(names):
+            raise InputError(f"{self.name} was given {len(arguments)} inputs", where=self.name,
+                             why=f"it takes {len(names)}: {', '.join(names)}", do="leave the others out")
+        given = dict(zip(names, arguments, strict=False))
+        for key, value in named.items():
+            if key in given or key not in names:
+                raise InputError(f"{self.name} was given {key!r}" + (" twice" if key in given else ""), where=self.name,
+                                 why=f"its inputs are {', '.join(names)}", do="give each of them once")
+            given[key] = value
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise InputError(f"{self.name} was not given {', '.join(missing)}", where=self.name,
+                             why=f"its inputs are {', '.join(names)}", do="give each of them once")
+        arrays = not given or any(not isinstance(value, torch.Tensor) for value in given.values())
+        return {one.name: self._value(one, given[one.name]) for one in self.inputs}, arrays
+
+    def _value(self, declared: OnnxValue, value: Any) -> Any:
+        if value is None or isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype.kind in "OUS"):
+            return [self._value(OnnxValue(declared.name), one) for one in value] if isinstance(value, list) else value
+        if not isinstance(value, torch.Tensor):
+            try:
+                value = to_tensor(np.asarray(value))
+            except TypeError:
+                return value  # a narrow dtype, which torch lacks
+        if value.requires_grad:
+            value = value.detach()
+        dtype = DTYPE_NAMES.get(value.dtype, str(value.dtype))
+        if declared.dtype and dtype != declared.dtype:
+            raise InputError(f"the input {declared.name!r} is {dtype}", where=self.name,
+                             why=f"the model takes {declared.dtype}", do="convert it")
+        if declared.shape is not None and value.dim() != len(declared.shape):
+            raise InputError(f"the input {declared.name!r} has {value.dim()} dims", where=self.name,
+                             why=f"the model takes {len(declared.shape)}", do="reshape it")
+        return value
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why; `sizes` by the names of the model's dims."""
+        return explain("ONNX model", self.compilation, sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What the programs need, as formulas; `.bytes` is the predicted peak at `sizes`."""
+        return memory(self.compilation, sizes)
+
+
+def _given_back(value: Any, arrays: bool) -> Any:
+    if isinstance(value, list):
+        return [_given_back(one, arrays) for one in value]
+    if not arrays or not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.bfloat16:
+        import ml_dtypes
+        return value.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()

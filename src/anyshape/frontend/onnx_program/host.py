@@ -1,0 +1,137 @@
+"""Steps of the host between programs: control flow that the data decide, lists, results whose size is in the data.
+
+A function takes the node and its operands as they are in a call (tensors of torch, lists, None, arrays of numpy for
+what torch has no dtype for), and returns the results.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import AnyShapeError, DataError, InputError, Unsupported
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, captured
+from anyshape.frontend.onnx_program.host_ops import HOST
+
+MOST_STEPS = 1 << 31  # of a loop
+
+
+class Bodies:
+    """Graphs inside of nodes, compiled when they are first run. stage: the class of stages."""
+
+    def __init__(self, shared: Any, stage: Any) -> None:
+        self.shared = shared
+        self.stage = stage
+
+    def run(self, graph: OnnxGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
+        """The graph's outputs, of these inputs and what it takes from around it."""
+        made = self.shared.bodies.get(id(graph))
+        if made is None:
+            names = [one.name for one in graph.inputs]
+            takes = [*names, *(name for name in captured(graph) if name not in names)]
+            outputs = [one.name for one in graph.outputs]
+            stage = self.stage(self.shared, takes, graph.nodes, outputs, graph.constants)
+            made = self.shared.bodies[id(graph)] = graph, takes, outputs, stage
+        _, takes, outputs, stage = made
+        values = {one.name: value for one, value in zip(graph.inputs, given, strict=False)}
+        for name in takes:
+            if name not in values:
+                if name not in outer:
+                    raise InputError(f"the value {name!r} is not there", where=graph.name, do="check the model",
+                                     why="no graph around this one has it")
+                values[name] = outer[name]
+        found = stage.run(values)
+        return [found[name] for name in outputs]
+
+
+def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reason: str = "") -> dict[str, Any]:
+    """The results of a node by name. reason: why it is no part of a program.
+
+    Raises:
+        Unsupported: an operator that is not there, or a case of it.
+    """
+    inputs = [values[name] if name else None for name in node.inputs]
+    control = {"Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}.get(node.op)
+    key = f"{node.domain}:{node.op}" if node.domain else node.op
+    try:
+        if control is not None and not node.domain:
+            results = control(node, inputs, values, Bodies(shared, stage))
+        elif key in HOST:
+            results = HOST[key](node, *inputs)
+        else:
+            raise Unsupported(f"the operator {node} cannot run", where=str(node), do="export the model without it",
+                              why=reason)
+    except AnyShapeError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError, ArithmeticError) as error:
+        raise DataError(f"the operator {node} failed", where=str(node), why=f"{type(error).__name__}: {error}",
+                        do="check the inputs") from error
+    results = results if isinstance(results, (tuple, list)) else (results,)
+    return {name: result for name, result in zip(node.outputs, results, strict=False) if name}
+
+
+def _loop(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
+    graph = node.attributes["body"]
+    most = None if inputs[0] is None else int(inputs[0].reshape(()).item())
+    go = inputs[1] is None or bool(inputs[1].reshape(()).item())
+    state = list(inputs[2:])
+    rows: list[list[Any]] = []
+    count = 0
+    while go and (most is None or count < most) and count < MOST_STEPS:
+        results = bodies.run(graph, [torch.tensor(count), torch.tensor(go), *state], values)
+        go, state = bool(results[0].reshape(()).item()), results[1:1 + len(state)]
+        rows.append(results[1 + len(state):])
+        count += 1
+    scans = len(node.outputs) - len(state)
+    stacked = [torch.stack([row[place] for row in rows]) if rows else torch.zeros(0) for place in range(scans)]
+    return [*state, *stacked]
+
+
+def _scan(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
+    graph, count = node.attributes["body"], node.attributes["num_scan_inputs"]
+    if node.version < 9:
+        return _batched_scan(node, inputs[1:], values, bodies)
+    states = len(inputs) - count
+    return _scanned(node, graph, list(inputs[:states]), list(inputs[states:]), values, bodies)
+
+
+def _batched_scan(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
+    graph, count = node.attributes["body"], node.attributes["num_scan_inputs"]
+    states = len(inputs) - count
+    rows = []
+    for place in range(inputs[0].shape[0]):
+        own = [one[place] for one in inputs]
+        rows.append(_scanned(node, graph, own[:states], own[states:], values, bodies))
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _scanned(node: OnnxNode, graph: OnnxGraph, state: list[Any], given: list[Any], values: Mapping[str, Any],
+             bodies: Bodies) -> list[Any]:
+    axes = node.attributes.get("scan_input_axes", (0,) * len(given))
+    back = node.attributes.get("scan_input_directions", node.attributes.get("directions", (0,) * len(given)))
+    outputs = len(graph.outputs) - len(state)
+    out_axes = node.attributes.get("scan_output_axes", (0,) * outputs)
+    out_back = node.attributes.get("scan_output_directions", (0,) * outputs)
+    steps = given[0].shape[axes[0]]
+    rows = []
+    for step in range(steps):
+        own = [one.select(axis, steps - 1 - step if turned else step)
+               for one, axis, turned in zip(given, axes, back, strict=True)]
+        results = bodies.run(graph, [*state, *own], values)
+        state = results[:len(state)]
+        rows.append(results[len(state):])
+    found = []
+    for place in range(outputs):
+        column = [row[place] for row in rows]
+        column = column[::-1] if out_back[place] else column
+        found.append(torch.stack(column, out_axes[place]) if column else torch.zeros(0))
+    return [*state, *found]
+
+
+def _sequence_map(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
+    rows = []
+    for place in range(len(inputs[0])):
+        own = [one[place] if isinstance(one, list) else one for one in inputs]
+        rows.append(bodies.run(node.attributes["body"], own, values))
+    return [[row[place] for row in rows] for place in range(len(node.outputs))]

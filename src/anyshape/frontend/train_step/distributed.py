@@ -1,0 +1,305 @@
+"""Distributed train step: the traced step is partitioned by a strategy, and every rank compiles and runs its part.
+
+    step(w, x, m)  -->  partition, axis by axis  -->  local step(w part, x rows, m part, rank, ...)  -->  one program
+
+All ranks trace the same program, whose batch is the ranks' batches one after another; each has its own rows. Parameters
+and optimiser states of which a rank has a part live here; the model's tensors keep their shapes, and no memory
+(runtime/collectives/released.py).
+"""
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import GraphModule
+
+from anyshape.backend.targets import target_of
+from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.compiler.driver import compile_pair
+from anyshape.dist.buckets import bucketed
+from anyshape.dist.lower import lowered
+from anyshape.dist.mesh import Mesh
+from anyshape.dist.partition import LocalGraph
+from anyshape.dist.placement import Shard, local_count
+from anyshape.dist.ragged import Needs, needs_of
+from anyshape.dist.strategies import Roles, Strategy, given_symbols, partitioned, strategy_of
+from anyshape.frontend.importer.fx_to_graph import to_graph
+from anyshape.frontend.importer.graph_inputs import Notes
+from anyshape.frontend.programs.compile_program import NativeProgram
+from anyshape.frontend.programs.session import Boxed, Compilation
+from anyshape.frontend.train_step.program import ROLE
+from anyshape.frontend.train_step.update_op import expanded
+from anyshape.ir.graph import Graph, Value
+from anyshape.ir.show import show
+from anyshape.ir.types import SizeType, TensorType
+from anyshape.ir.verify import verify
+from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
+from anyshape.runtime.collectives.parts import Numbers, cut
+from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
+from anyshape.runtime.collectives.released import release, restore
+from anyshape.sym.expr import evaluate
+from anyshape.torch_compat.tree import tree_map_only
+from anyshape.torch_compat.versions import api
+
+Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
+
+
+@dataclass(slots=True)
+class Part:
+    """What this rank has of a tensor. cuts: in the order in which it was dealt out."""
+
+    tensor: Tensor
+    own: Tensor
+    cuts: tuple[Cut, ...]
+
+
+@dataclass(slots=True)
+class Distribution:
+    """How one train step is dealt out, and this rank's parts of parameters and states, by the id of the whole."""
+
+    strategy: Strategy
+    mesh: ProcessMesh
+    names: Callable[[], list[str]]
+    parts: dict[int, Part] = field(default_factory=dict)
+    is_whole: bool = False
+
+    def own(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
+        """This rank's part of a tensor; made, and the whole let go, when it is first asked for.
+
+        Raises:
+            Unsupported: another program deals it out in another way.
+        """
+        known = self.parts.get(id(tensor))
+        if known is None:
+            known = self.parts[id(tensor)] = Part(tensor, self._cut(tensor, cuts), cuts)
+            release(tensor)
+        elif known.cuts != cuts:
+            raise Unsupported("two programs of a step deal a tensor out in two ways", why=f"{known.cuts} and {cuts}")
+        return known.own
+
+    def _cut(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
+        found = tensor.detach()
+        for axis, numbers in cuts:
+            found = cut(found, numbers, self.mesh.mesh.axis(axis).size, self.mesh.coordinates[axis])
+        return found.clone(memory_format=torch.contiguous_format)
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Parameters and states are whole inside, on every rank; what is changed there is taken over."""
+        if self.is_whole:
+            yield
+            return
+        for part in self.parts.values():
+            restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
+        self.is_whole = True
+        try:
+            yield
+        finally:
+            self.is_whole = False
+            for part in self.parts.values():
+                part.own.copy_(self._cut(part.tensor, part.cuts))
+                release(part.tensor)
+
+
+def distribution_of(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
+                    names: Callable[[], list[str]]) -> Distribution:
+    """The distribution of a step by what the user passed as its strategy. All ranks call this: models are compared, and
+    take over the numbers of rank 0.
+
+    Raises:
+        ConfigError: there are no processes, or the strategy does not fit them.
+        RankError: ranks differ in code, model or versions.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError(f"strategy is {given!r}, and there is one process",
+                          why="torch.distributed is not initialised",
+                          do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
+    strategy = strategy_of(given, dist.get_world_size())
+    mesh = process_mesh(strategy.mesh)
+    weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
+    groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    agree(mesh, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
+                 "the strategy": str(strategy), "the model": f"{type(model).__qualname__} {weights}",
+                 "the optimiser": f"{type(optimizer).__qualname__} {groups}"})
+    with torch.no_grad():
+        for one in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(one.data, 0, group=mesh.control)
+    return Distribution(strategy, mesh, names)
+
+
+def as_batch(given: Any) -> Any:
+    """The arguments of a step with tensors that are dense and begin their storage, so that all ranks trace alike."""
+    return tree_map_only(Tensor, lambda one: one if one.is_contiguous() and one.storage_offset() == 0 else
+                         one.clone(memory_format=torch.contiguous_format), given)
+
+
+def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequence[str]) -> Roles:
+    """What the inputs of a step's graph are.
+
+    Args:
+        gm: the traced step with its update; `graph` was made of it.
+        static: places of inputs that stay at one address: all but the batch.
+        names: of the parameters, in the order of the update.
+    """
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    marks = [str(node.meta.get(ROLE, "")).split() for node in nodes]
+    inputs = graph.inputs[:len(nodes)]
+    owners = {mark[1]: value.name for mark, value in zip(marks, inputs, strict=True) if mark[:1] == ["weight"]}
+    weights = {value: names[int(number)] for number, value in owners.items()}
+    states = {value.name: owners[mark[1]] for mark, value in zip(marks, inputs, strict=True) if mark[:1] == ["state"]}
+    data = tuple(value.name for place, value in enumerate(inputs)
+                 if place not in static and isinstance(value.type, TensorType))
+    return Roles(weights, states, data)
+
+
+def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, static: Sequence[int]) -> Boxed:
+    """The program of this rank for a traced step with its update.
+
+    Raises:
+        Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
+    """
+    distribution: Distribution = compilation.step.distribution
+    expanded(gm)
+    name = f"{number}.inference"
+    graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
+    # likely sizes are those of this rank's batch, and decisions are those of all ranks
+    graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
+    roles = roles_of(gm, graph, static, distribution.names())
+    with api.outside_tracing():
+        chain = partitioned(graph, distribution.strategy, roles)
+        local = bucketed(chain[-1].graph)
+        verify(local, "the partitioner")
+        needs = needs_of(local, chain, graph)
+        text = show(local)
+        compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
+                                compilation.names_of(name), compilation.held).forward
+    compilation.register(NativeProgram(name, compiled, notes))
+    return DistributedProgram(compiled.executable, distribution, chain, graph, roles, notes, needs, text)
+
+
+class DistributedProgram:
+    """A rank's program. Called with one list of the whole program's inputs, of which the batch is this rank's.
+
+    Attributes:
+        local: the text of the rank's graph.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, executable: Boxed, distribution: Distribution, chain: Sequence[LocalGraph], graph: Graph,
+                 roles: Roles, notes: Notes, needs: Needs, local: str) -> None:
+        self.executable = executable
+        self.distribution = distribution
+        self.chain = tuple(chain)
+        self.graph = graph
+        self.data = frozenset(roles.data)
+        self.constants = notes.constants
+        self.needs = needs
+        self.local = local
+        self.digest = digest(local)
+        self.given = given_symbols(graph, roles)
+        self.sizes = [(place, v.name) for place, v in enumerate(graph.inputs) if isinstance(v.type, SizeType)]
+        self.cuts = {place: _cuts(chain, v) for place, v in enumerate(graph.inputs)
+                     if isinstance(v.type, TensorType) and v.name not in self.data}
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Raises RankError where ranks run other programs, or have sizes that this one cannot tell apart."""
+        own = {name: int(inputs[place]) for place, name in self.sizes}
+        symbols = self._agreed(own)
+        given = [*inputs, *self.constants]
+        inputs.clear()
+        for place, cuts in self.cuts.items():
+            if cuts:
+                given[place] = self.distribution.own(given[place], cuts)
+        for place, name in self.sizes:
+            given[place] = symbols[name]
+        coordinates = self.distribution.mesh.coordinates
+        for one in self.chain:
+            axis = one.sharding.axis
+            symbols[one.rank_symbol] = coordinates[axis]
+            for name, n in one.counts:
+                if name not in symbols:
+                    low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
+                    symbols[name] = high - low
+            given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
+        return self.executable(given)
+
+    def _agreed(self, own: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs."""
+        mesh = self.distribution.mesh
+        every = exchanged(mesh, self.digest, list(own.values()))
+        sizes = [dict(zip(own, one, strict=True)) for one in every]
+        data = [one.sharding for one in self.chain if one.sharding.given]
+        axes = [one.axis for one in data]
+        self._check(sizes, axes)
+        found = dict(own)
+        here = mesh.coordinates
+        for name in self.given:
+            found[name] = _total(mesh.mesh, sizes, name, {a: here[a] for a in here if a not in axes})
+        known = dict(zip(self.given, self.given, strict=True))  # of each level, the symbol that callers give
+        for one in (one for one in self.chain if one.sharding.given):
+            axis, after = one.sharding.axis, {}
+            for name, n in one.counts:
+                if str(n) in known:
+                    fixed = {a: here[a] for a in here if a not in axes[axes.index(axis) + 1:]}
+                    found[name] = _total(mesh.mesh, sizes, known[str(n)], fixed)
+                    after[name] = known[str(n)]
+            known = after
+        return found
+
+    def _check(self, sizes: Sequence[Mapping[str, int]], axes: Sequence[str]) -> None:
+        """Raises RankError where the ranks' sizes are not such as the program takes."""
+        mesh = self.distribution.mesh
+        for name in sizes[0]:
+            is_given = name in self.given
+            for rank, one in enumerate(sizes):
+                here = mesh.mesh.coordinates(rank)
+                partner = mesh.mesh.rank({a: 0 if a not in axes else here[a] for a in here})
+                if one[name] != sizes[partner][name]:
+                    raise refusal(mesh, f"ranks {partner} and {rank} have batches of other sizes",
+                                  why=f"{sizes[partner][name]} and {one[name]}, along axes that share one batch",
+                                  do="give them the same batch")
+            if not is_given and name in self.needs.equal and len({one[name] for one in sizes}) > 1:
+                raise refusal(mesh, "ranks have batches of other lengths",
+                              why=f"{self.needs.equal[name]} is combined over ranks, and has that length",
+                              do="pad the batches of a step to one length")
+            if is_given and self.needs.even:
+                ranks = [rank for rank in range(mesh.mesh.world)
+                         if all(mesh.mesh.coordinates(rank)[a] == 0 for a in mesh.coordinates if a not in axes)]
+                counts = [sizes[rank][name] for rank in ranks]
+                if counts != [high - low for low, high in (
+                        local_count(sum(counts), len(counts), place) for place in range(len(counts)))]:
+                    raise refusal(mesh, f"ranks have {', '.join(map(str, counts[:8]))} rows",
+                                  why=f"{self.needs.even} takes parts of equal size", do="give all ranks as many rows")
+
+
+def _total(mesh: Mesh, sizes: Sequence[Mapping[str, int]], name: str, fixed: Mapping[str, int]) -> int:
+    """A size over all ranks that have the coordinates `fixed`."""
+    return sum(one[name] for rank, one in enumerate(sizes)
+               if all(mesh.coordinates(rank)[axis] == place for axis, place in fixed.items()))
+
+
+def _cuts(chain: Iterable[LocalGraph], value: Value) -> tuple[Cut, ...]:
+    """How a tensor that is no batch is dealt out, in numbers: its sizes are numbers."""
+    found: list[Cut] = []
+    shape = list(value.tensor.shape)
+    for one in chain:
+        place = dict(one.layouts).get(value.name)
+        if not isinstance(place, Shard):
+            continue
+        if not all(isinstance(size, int) for size in (shape[place.dim], place.outer, place.count)):
+            # parts of parts that are not even: their sizes are known at run time only
+            raise Unsupported(f"{value.name} is dealt out along {one.sharding.axis} in parts that are not even",
+                              why="an axis before has dealt it out unevenly", do="choose sizes that the ranks divide")
+        outer, n = int(str(place.outer)), int(str(place.count))
+        inner = int(str(shape[place.dim])) // (outer * n)
+        found.append((one.sharding.axis, (place.dim, outer, n, inner, 0)))
+        local = next(v for v in one.graph.inputs if v.name == value.name)
+        shape = list(local.tensor.shape)
+    return tuple(found)

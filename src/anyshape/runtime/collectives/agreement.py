@@ -1,0 +1,83 @@
+"""Rank consistency: before a step, all ranks compare what they are about to run, and on what.
+
+Each rank sends a digest of its program, and its sizes. Where digests differ, the same error is raised on all ranks, and
+nothing has run: ranks with other code, models or versions would wait for messages that never come. The exchange is one
+small message a step.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.runtime.collectives.process_group import ProcessMesh
+
+NUMBERS = 15  # sizes that travel with the digest
+
+
+class RankError(AnyShapeError):
+    """Ranks do not run the same program, or cannot run it on what they were given; raised on all of them."""
+
+
+def digest(*texts: str) -> int:
+    """A whole number of i64 that differs where a text differs."""
+    found = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        found.update(len(text).to_bytes(8, "little"))
+        found.update(text.encode())
+    return int.from_bytes(found.digest(), "little", signed=True)
+
+
+def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int]) -> list[list[int]]:
+    """The numbers of all ranks. program: the digest of what a rank is about to run; who runs the same has as many.
+
+    Raises:
+        RankError: ranks run other programs; nothing has run.
+    """
+    first = _gathered(mesh, [program, *own[:NUMBERS], *[0] * (NUMBERS - len(own))])
+    differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]
+    if differing:
+        raise refusal(mesh, f"ranks run other programs than rank 0: {', '.join(map(str, differing[:8]))}",
+                      why="their graphs differ, as where code, settings or the kind of a batch do",
+                      do="start all ranks with the same code and settings, and give batches of one kind")
+    found = [one[1:1 + len(own)] for one in first]
+    if len(own) > NUMBERS:
+        found = [[*one, *more] for one, more in zip(found, _gathered(mesh, own[NUMBERS:]), strict=True)]
+    return found
+
+
+def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
+    sent = torch.tensor(list(own), dtype=torch.int64)
+    found = torch.empty(mesh.mesh.world * len(own), dtype=torch.int64)
+    dist.all_gather_into_tensor(found, sent, group=mesh.control)
+    return found.view(mesh.mesh.world, len(own)).tolist()  # type: ignore[no-any-return]
+
+
+def agree(mesh: ProcessMesh, own: dict[str, str]) -> None:
+    """Compares named texts (versions, the model, the program) over all ranks.
+
+    Raises:
+        RankError: one differs; four parts on rank 0, one line elsewhere.
+    """
+    every: list[Any] = [None] * mesh.mesh.world
+    dist.all_gather_object(every, {name: digest(text) for name, text in own.items()}, group=mesh.control)
+    differing = [name for name in own if len({each.get(name) for each in every}) > 1]
+    if differing:
+        first = differing[0]
+        others = [rank for rank, each in enumerate(every) if each.get(first) != every[0].get(first)]
+        said: list[Any] = [None] * mesh.mesh.world
+        dist.all_gather_object(said, own[first][:200], group=mesh.control)
+        raise refusal(mesh, f"ranks differ in {first}: {', '.join(map(str, others[:8]))} from rank 0",
+                      why=f"rank 0 has {said[0]!r}, rank {others[0]} has {said[others[0]]!r}",
+                      do="start all ranks with the same code, model, settings and versions")
+
+
+def refusal(mesh: ProcessMesh, what: str, *, why: str, do: str) -> RankError:
+    """The error with its four parts on rank 0, and one line elsewhere."""
+    if mesh.rank == 0:
+        return RankError(what, where=f"{mesh.mesh}, found before the step", why=why, do=do)
+    return RankError(f"rank {mesh.rank}: {what} (see rank 0)")

@@ -1,0 +1,124 @@
+"""Simulation of all ranks of a mesh in one process: the reference interpreter, one state a rank, equation by equation.
+
+It is the oracle of every test of partitioning: what it gives is compared with the graph before, run on one rank.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.base.errors import VerifyError
+from anyshape.dist.mesh import Mesh
+from anyshape.dist.partition import LocalGraph
+from anyshape.dist.placement import Placement, Shard, local_count
+from anyshape.ir.graph import Graph, Node
+from anyshape.ir.types import SizeType
+from anyshape.ops.collective import COLLECTIVES
+from anyshape.runtime.collectives.parts import Numbers, ceil_counts, cut, joined, total
+from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
+from anyshape.sym.expr import evaluate
+
+Chain = Sequence[LocalGraph]  # of each axis, the first one first; the last one's graph is what ranks run
+
+
+def numbers_of(place: Shard, shape: Sequence[int], symbols: Mapping[str, int]) -> Numbers:
+    """A placement in numbers."""
+    outer, n = evaluate(place.outer, symbols), evaluate(place.count, symbols)
+    return place.dim, outer, n, shape[place.dim] // (outer * n) if outer * n else 0, 0
+
+
+def part_of(whole: Any, place: Placement | None, symbols: Mapping[str, int], ranks: int, rank: int) -> Any:
+    """What a rank has of an input."""
+    if not isinstance(whole, Tensor) or not isinstance(place, Shard):
+        return whole
+    return cut(whole, numbers_of(place, whole.shape, symbols), ranks, rank).clone()
+
+
+def local_inputs(chain: Chain, graph: Graph, whole: Sequence[Any], coordinates: Mapping[str, int]) -> list[Any]:
+    """The inputs of one rank's program, of those of `graph`, the program of one rank alone. Sizes that callers give in
+    parts are dealt out by ceil."""
+    symbols = {v.name: x for v, x in zip(graph.inputs, whole, strict=True) if isinstance(v.type, SizeType)}
+    names = [v.name for v in graph.inputs]
+    found = [x.clone() if isinstance(x, Tensor) else x for x in whole]
+    for one in chain:
+        ranks, rank = one.sharding.ranks, coordinates[one.sharding.axis]
+        layouts = dict(one.layouts)
+        found = [part_of(x, layouts.get(name), symbols, ranks, rank) for name, x in zip(names, found, strict=True)]
+        sizes = {one.rank_symbol: rank}
+        for name, n in one.counts:
+            low, high = local_count(evaluate(n, symbols), ranks, rank)
+            sizes[name] = high - low
+        symbols |= sizes
+        names += sizes
+        found += sizes.values()
+    return found
+
+
+def part_of_result(chain: Chain, name: str, whole: Tensor, symbols: Mapping[str, int],
+                   coordinates: Mapping[str, int]) -> Tensor:
+    """What a rank has of an input that was written, whose new value is `whole`."""
+    for one in chain:
+        whole = part_of(whole, dict(one.layouts).get(name), symbols, one.sharding.ranks, coordinates[one.sharding.axis])
+    return whole
+
+
+def simulate(mesh: Mesh, graph: Graph, inputs: Sequence[Sequence[Any]]) -> list[tuple[list[Any], dict[str, Tensor]]]:
+    """Runs the graph of all ranks. inputs: of each rank.
+
+    Returns:
+        For each rank the outputs, and by name the new values of inputs that are written.
+
+    Raises:
+        VerifyError: a value has another shape than declared.
+    """
+    states = []
+    with torch.no_grad():
+        for given in inputs:
+            states.append(Interpreter(graph))
+            states[-1].bind(list(given))
+        for node in graph.nodes:
+            if node.op in COLLECTIVES:
+                for group in mesh.groups(str(node.attr("axis"))):
+                    _collective(node, [states[rank] for rank in group])
+            else:
+                for state in states:
+                    state.run(node)
+    return [([state.operand(one) for one in graph.outputs],
+             {target.name: state.values[value.name] for target, value in graph.writes}) for state in states]
+
+
+def _collective(node: Node, states: Sequence[Interpreter]) -> None:
+    """One collective of one group, each operand by itself."""
+    attrs = [{name: state.attribute(value) for name, value in node.attrs} for state in states]
+    for place, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
+        pieces = [state.operand(operand) for state in states]
+        for rank, state in enumerate(states):
+            made = result_of(node.op, pieces, [one.get("parts", (None,) * (place + 1))[place] for one in attrs],
+                             attrs[rank], rank)
+            if problem := state.complaint(value.tensor, made):
+                raise VerifyError(f"{value.name} = {node.op}(...) is not what was declared", why=problem,
+                                  do="this is a bug of the partitioner: please report it")
+            state.values[value.name] = made
+
+
+def result_of(op: str, pieces: Sequence[Tensor], parts: Sequence[Any], attrs: Mapping[str, Any], rank: int) -> Tensor:
+    """What `rank` gets. pieces, parts: of all ranks of the group."""
+    ranks = len(pieces)
+    if op == "all_reduce":
+        return total(pieces, attrs["combine"]).clone()
+    if op == "reduce_scatter":
+        low = sum(one[4] for one in parts[:rank])
+        dim, outer, n, inner, count = parts[rank]
+        apart = total(pieces, "add")
+        shape = apart.shape
+        apart = apart.reshape(*shape[:dim], outer, n, inner, *shape[dim + 1:]).narrow(dim + 1, low, count)
+        return apart.reshape(*shape[:dim], outer * count * inner, *shape[dim + 1:])
+    whole = joined(pieces, parts[rank], [one[4] for one in parts])
+    if op == "all_gather":
+        return whole
+    into = attrs["into"][0]
+    assert into[4] == ceil_counts(into[2], ranks)[rank], into
+    return cut(whole, into, ranks, rank)

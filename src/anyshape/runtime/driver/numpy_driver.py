@@ -1,0 +1,136 @@
+"""The driver of numpy: arrays in the memory of this process, without any other package (runtime/driver/interface.py).
+
+Other arrays come in by DLPack, and results go back the same way (artifact/arrays.py). numpy lacks bf16: its bits are
+held as numbers of 16 bits.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from anyshape.base.errors import InputError
+from anyshape.plan.ir.program import Plan
+from anyshape.runtime.driver.interface import AccessCode, Argument, Sizes
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+    "bf16": np.dtype(np.uint16),
+    "i8": np.dtype(np.int8), "i16": np.dtype(np.int16), "i32": np.dtype(np.int32), "i64": np.dtype(np.int64),
+    "u8": np.dtype(np.uint8), "u16": np.dtype(np.uint16), "u32": np.dtype(np.uint32), "u64": np.dtype(np.uint64),
+    "bool": np.dtype(np.bool_), "c64": np.dtype(np.complex64), "c128": np.dtype(np.complex128),
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in reversed(NUMPY_DTYPES.items())}
+NAMES[np.dtype(np.uint16)] = "u16"
+
+
+def strides_of(array: np.ndarray[Any, Any]) -> Sizes:
+    """In elements; a stride that is no whole number of them is none of ours."""
+    item = array.itemsize
+    return tuple([step // item if step % item == 0 else -1 for step in array.strides])
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Of the first element."""
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+def empty_strided(sizes: Sizes, strides: Sizes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Memory of its own."""
+    array = np.empty(sizes, dtype)
+    if strides_of(array) == strides or 0 in sizes:
+        return array
+    span = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+    return np.ndarray(sizes, dtype, np.empty(span, dtype), 0, tuple([step * dtype.itemsize for step in strides]))
+
+
+class NumpyDriver:
+    """See `Driver`.
+
+    Args:
+        threads: how many a call may use; 0: the cores that this process may run on.
+    """
+
+    dtypes = NUMPY_DTYPES
+    result: Callable[[Sizes, Sizes, Any], Any] = staticmethod(empty_strided)
+    address: Callable[[Any], int] = staticmethod(address_of)
+    code = AccessCode(lambda name: f"strides_of({name})", lambda name: f"address_of({name})",
+                      lambda name, wanted, _dtype, _device: f"{name}.dtype != {wanted}",
+                      {"strides_of": strides_of, "address_of": address_of})
+
+    def __init__(self, threads: int = 0) -> None:
+        count = threads or len(os.sched_getaffinity(0))
+        self.threads = lambda: count
+
+    def inspect(self, value: Any) -> Argument | None:
+        """See `Driver`."""
+        if not isinstance(value, np.ndarray):
+            return None
+        return Argument(NAMES.get(value.dtype, str(value.dtype)), value.shape)
+
+    def device(self, name: str) -> str:
+        """See `Driver`."""
+        return name
+
+    def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
+        """See `Driver`."""
+        return isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == sizes
+
+    def strides(self, value: np.ndarray[Any, Any]) -> Sizes:
+        """See `Driver`."""
+        return strides_of(value)
+
+    def refused(self, value: np.ndarray[Any, Any], plan: Plan, position: int) -> InputError | None:
+        """See `Driver`."""
+        return None
+
+    def scalar(self, value: bool | int | float, dtype: str) -> np.ndarray[Any, Any]:
+        """See `Driver`."""
+        return np.asarray(value, NUMPY_DTYPES[dtype])
+
+    def plain(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """See `Driver`."""
+        return value
+
+    def restrided(self, value: np.ndarray[Any, Any], strides: Sizes) -> np.ndarray[Any, Any]:
+        """See `Driver`."""
+        if value.flags.aligned and (0 in value.shape or all(
+                a == b for n, a, b in zip(value.shape, strides_of(value), strides, strict=True) if n != 1)):
+            return value
+        copy = empty_strided(value.shape, strides, value.dtype)
+        copy[...] = value
+        return copy
+
+    def put_back(self, into: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> None:
+        """See `Driver`."""
+        into[...] = value
+
+    def alike(self, values: Sequence[Any], sizes: bool) -> Callable[..., bool] | None:
+        """See `Driver`."""
+        return None
+
+    def empty(self, bytes_: int) -> tuple[np.ndarray[Any, Any], int]:
+        """See `Driver`."""
+        try:
+            memory = np.empty(bytes_ + 64, np.uint8)
+        except (MemoryError, ValueError) as error:
+            raise RuntimeError(str(error)) from error
+        skip = -address_of(memory) % 64
+        return memory[skip:skip + bytes_], address_of(memory) + skip
+
+    def flat(self, memory: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+        """See `Driver`."""
+        item = dtype.itemsize
+        return memory[:len(memory) // item * item].view(dtype)
+
+    def part(self, flat: np.ndarray[Any, Any], element: int, sizes: Sizes, strides: Sizes) -> np.ndarray[Any, Any]:
+        """See `Driver`."""
+        item = flat.itemsize
+        return as_strided(flat[element:], sizes, tuple([step * item for step in strides]))
+
+    def shares(self, value: np.ndarray[Any, Any], memory: np.ndarray[Any, Any]) -> bool:
+        """See `Driver`."""
+        return np.may_share_memory(value, memory)

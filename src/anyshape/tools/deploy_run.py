@@ -1,0 +1,66 @@
+"""`anyshape run FILE --input x.npy`: execution of a deployed file on arrays that numpy saved."""
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyshape.artifact.load import load
+from anyshape.base.errors import InputError, OutputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `main` reads."""
+    parser.add_argument("file", help="a file that anyshape.save wrote")
+    parser.add_argument("--input", action="append", default=[], metavar="FILE.npy",
+                        help="an argument, in the order of `anyshape check`; NAME=FILE.npy for one by name")
+    parser.add_argument("--output", default="", metavar="FILE.npz", help="where results go; shown when left out")
+    parser.add_argument("--trust-native", action="store_true",
+                        help="run the machine code in the file: for files that come from you")
+    parser.add_argument("--threads", type=int, default=0, help="at most; 0: as many as there are cores")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    with load(arguments.file, arguments.trust_native, arguments.threads) as model:
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        for word in arguments.input:
+            name, sign, path = word.rpartition("=")
+            if sign:
+                named[name] = _read(path)
+            else:
+                given.append(_read(path))
+        results = list(_leaves(model(*given, **named), "result"))
+        if arguments.output:
+            try:
+                np.savez(arguments.output, **dict(results))
+            except OSError as error:
+                raise OutputError(f"{arguments.output} cannot be written", why=str(error),
+                                  do="name another file") from error
+        for name, value in results:
+            shown = "" if arguments.output else f"\n{value}"
+            print(f"{name}: {getattr(value, 'dtype', type(value).__name__)}{list(np.shape(value))}{shown}")
+    return 0
+
+
+def _read(path: str) -> Any:
+    try:
+        return np.load(Path(path), allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no array", why=str(error), do="write it with numpy.save") from error
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The arrays of nested results, each with a name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{number}")
+    else:
+        yield name, value

@@ -1,0 +1,146 @@
+"""One rank of the tests of processes: `torchrun --nproc_per_node=2 dist_worker.py MODE`. It prints one line of JSON."""
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import anyshape
+from anyshape.base.errors import AnyShapeError
+from anyshape.dist.mesh import Mesh, mesh_of
+from dist_model import Llama, next_token_loss
+
+SHAPES = ((6, 12), (4, 9), (2, 31), (6, 5), (8, 33))
+
+
+def strategies(world: int) -> dict[str, Any]:
+    return {"mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
+            "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2)}
+
+
+def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
+    """(which part of the batch a rank has, of how many)"""
+    if strategy == "tp":
+        return 0, 1
+    if isinstance(strategy, Mesh):
+        here = strategy.coordinates(rank)
+        place = count = 0
+        for axis in strategy.axes:
+            if axis.name != "tensor":
+                place = place * axis.size + here[axis.name]
+                count = (count or 1) * axis.size
+        return place, count
+    return rank, world
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-9))
+
+
+def trains(mode: str, **more: Any) -> dict[str, Any]:
+    """Trains on batches of changing shapes, each rank on its part, beside a model that one rank trains on all."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    strategy = strategies(world).get(mode, mode)
+    torch.manual_seed(rank)  # all take over the numbers of rank 0
+    model = Llama().double()
+    settings: dict[str, Any] = {"strict": True, "threads": 1, **more}
+    step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, **settings)
+    with step.whole():
+        alone = Llama().double()
+        alone.load_state_dict(model.state_dict())
+    one = anyshape.train_step(alone, next_token_loss, optimizer(alone), **settings)
+    place, count = coordinates_of(strategy, rank, world)
+    worst, before = 0.0, 0
+    for number, (batch, length) in enumerate(SHAPES):
+        torch.manual_seed(100 + number)
+        tokens = torch.randint(0, 60, (batch, length))
+        before = anyshape.stats()["collectives"]
+        loss = step(tokens.tensor_split(count)[place])
+        before = anyshape.stats()["collectives"] - before
+        worst = max(worst, difference(loss, one(tokens)))
+    sharded = sum(bool(one.isnan().any()) for one in model.parameters())
+    with step.whole():
+        worst = max([worst, *map(difference, model.parameters(), alone.parameters())])
+    return {"worst": worst, "programs": len(step.programs), "collectives": before, "sharded": sharded,
+            "tensors": len(list(model.parameters()))}
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def lengths_differ() -> dict[str, Any]:
+    """Each rank has batches of other lengths, and labels to ignore: the loss is the mean over all tokens of all."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model, alone = Llama().double(), Llama().double()
+
+    def loss_fn(model: nn.Module, tokens: Tensor) -> Tensor:
+        labels = torch.where(tokens[:, 1:] < 20, -100, tokens[:, 1:])
+        return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten())
+
+    step = anyshape.train_step(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), strategy="ddp", strict=True,
+                               threads=1)
+    alone.load_state_dict(model.state_dict())
+    worst = 0.0
+    for number in range(4):
+        torch.manual_seed(number)
+        batches = [torch.randint(0, 60, (2 + rank + number % 2, 7 + 5 * rank + 3 * number)) for rank in range(world)]
+        loss = step(batches[rank])
+        sums, tokens = torch.zeros((), dtype=torch.float64), 0
+        for batch in batches:
+            count = int((batch[:, 1:] >= 20).sum())
+            sums, tokens = sums + loss_fn(alone, batch) * count, tokens + count
+        wanted = sums / tokens
+        alone.zero_grad()
+        wanted.backward()
+        with torch.no_grad():
+            for one in alone.parameters():
+                one -= 0.1 * one.grad
+        worst = max([worst, difference(loss, wanted), *map(difference, model.parameters(), alone.parameters())])
+    return {"worst": worst, "programs": len(step.programs)}
+
+
+def refusal(of: Callable[[], object]) -> dict[str, Any]:
+    begun = time.monotonic()
+    try:
+        of()
+    except AnyShapeError as error:
+        return {"lines": str(error).splitlines(), "seconds": time.monotonic() - begun}
+    return {"lines": []}
+
+
+def other_model() -> dict[str, Any]:
+    model = Llama(layers=1 + dist.get_rank())
+    return refusal(lambda: anyshape.train_step(model, next_token_loss, optimizer(model), strategy="ddp"))
+
+
+def other_code() -> dict[str, Any]:
+    """A loss that is another program on rank 1 is found when it is about to run."""
+    model, rank = Llama(), dist.get_rank()
+    step = anyshape.train_step(model, lambda model, x: next_token_loss(model, x) * (1.0 + rank), optimizer(model),
+                               strategy="ddp", threads=1, strict=True)
+    before = [one.clone() for one in model.parameters()]
+    found = refusal(lambda: step(torch.randint(0, 60, (2, 9))))
+    return {**found, "changed": sum(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))}
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    mode, *options = sys.argv[1:]
+    own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code}
+    found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
+    print(json.dumps({"rank": dist.get_rank(), **found}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

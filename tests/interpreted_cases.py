@@ -1,0 +1,120 @@
+"""Interpreted kernels of the Triton backend, in a process with TRITON_INTERPRET=1 (tests/test_triton.py starts it)."""
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import test_triton as texts
+from anyshape.backend.triton.interpret import InterpretedKernel
+from anyshape.backend.triton.schedule import emit
+from anyshape.backend.triton.text import read
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.sym.expr import evaluate
+from device_kernels import difference, memory_of, on_cpu
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+WIDTHS = (0, 1, 2, 3, 7, 13, 1023, 1024, 1025, 5003)
+
+
+def agree(program: LoopProgram, all_sizes: Sequence[Sequence[int]], within: float = 1e-5,
+          every: bool = False) -> InterpretedKernel:
+    """The interpreted kernel leaves what the CPU's does, and nothing around it. every: so does each of its versions
+    that may run at these sizes, with 64-bit offsets."""
+    cpu, device = on_cpu(program), InterpretedKernel(read(emit(program)))
+    for sizes in all_sizes:
+        wanted = memory_of(program, sizes)
+        found = wanted.copy()
+        cpu(wanted, sizes)
+        device.run(found.addresses(), sizes)
+        assert difference(found, wanted) < within, (sizes, device.ran[-1])
+        assert found.is_whole(), (sizes, device.ran[-1])
+        values = dict(zip(program.sizes, sizes, strict=True))
+        for version in device.source.versions if every else ():
+            if all(evaluate(size, values) >= 0 for size in version.conditions):
+                found = memory_of(program, sizes)
+                device.launch(dataclasses.replace(version, index="i64"), found.addresses(), sizes)
+                assert difference(found, wanted) < within and found.is_whole(), (sizes, version.name)
+    return device
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_softmax(dtype: str) -> None:
+    program = texts.program(texts.SOFTMAX.replace("bf16", dtype))
+    device = InterpretedKernel(read(emit(program)))
+    for rows, columns in [*((3, width) for width in WIDTHS), (0, 5), (1, 20_000)]:
+        memory = memory_of(program, [rows, columns])
+        x = memory.arrays()[0][:rows * columns].reshape(rows, columns)
+        if dtype == "bf16":
+            x = (x.astype(np.uint32) << 16).view(np.float32)
+        exact = np.exp(x.astype(np.float64) - x.max(1, keepdims=True, initial=-np.inf))
+        exact /= exact.sum(1, keepdims=True)
+        device.run(memory.addresses(), [rows, columns])
+        found = memory.arrays()[1][:rows * columns].reshape(rows, columns)
+        if dtype == "bf16":
+            found = (found.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_allclose(found, exact, rtol=4e-3 if dtype == "bf16" else 2e-6, atol=1e-30)
+        assert memory.is_whole()
+    assert {name.split()[0] for name in device.ran} >= {
+        "rows4", "rows1024", "rows2048_window", "rows8192_window", "looped"}
+
+
+def test_softmax_by_every_version() -> None:
+    agree(texts.program(texts.SOFTMAX.replace("bf16", "f32")), [[2, 57], [3, 101]], 1e-6, every=True)
+
+
+def test_a_failed_run_writes_nothing() -> None:
+    program = texts.program(texts.CUMSUM)
+    device = InterpretedKernel(read(emit(program)))
+    memory, status = memory_of(program, [3, 5]), np.array([0], np.int64)
+    before = memory.arrays()[1].copy()
+    for value in (1, 0):
+        status[0] = value
+        device.run(memory.addresses(), [3, 5], status.ctypes.data)
+        assert np.array_equal(memory.arrays()[1], before) == bool(value)
+
+
+def test_scatter_scan_fold_random() -> None:
+    device = agree(texts.program(texts.EMBEDDING), [[0], [1], [9], [300]])
+    assert device.ran[-1].startswith("buckets")
+    agree(texts.program(texts.BIAS), [[0], [1], [31], [100]])
+    agree(texts.program(texts.CUMSUM), [[0, 3], [3, 0], [2, 1], [3, 7], [1, 5003]])
+    agree(texts.program(texts.DROPOUT), [[0], [1], [1025]], within=1e-30)  # the same bits
+
+
+def test_bf16_rounds_to_nearest_even() -> None:
+    program = texts.program("""kernel narrow(p0: in f32, p1: out bf16; n0)
+  rows (i0: n0) vector i0
+    row
+      r0: f32 = load p0[i0]
+      store p1[i0] r0
+""")
+    agree(program, [[4099]], within=1e-30)
+
+
+def recorded_programs(models: Sequence[str]) -> dict[str, LoopProgram]:
+    import recorded
+    return {made.name: made for model in models for _, made in recorded.compiled(model)
+            if isinstance(made, LoopProgram)}
+
+
+@pytest.mark.full
+def test_recorded_kernels() -> None:
+    """All kernels of the recorded graphs, as they are for a GPU, against the CPU's."""
+    import recorded
+    for program in recorded_programs(recorded.MODELS).values():
+        agree(program, [[1, 1, 1, 1][:len(program.sizes)], [3, 2, 5, 2][:len(program.sizes)]], 3e-5, every=True)
+        agree(program, [[5, 7, 33, 3][:len(program.sizes)]], 3e-5)
+
+
+def test_a_sample_of_recorded_kernels() -> None:
+    found = list(recorded_programs(["t5"]).values())
+    assert len(found) > 5
+    for program in found[::6]:
+        agree(program, [[3, 2, 5, 2][:len(program.sizes)]], within=3e-5)
+
+
+warnings.filterwarnings("ignore", category=RuntimeWarning)

@@ -1,0 +1,140 @@
+"""Interpreted kernels of the Triton backend behind the fake driver: versions, grids, params, scratch and the status as
+a GPU gets them (tests/test_fake_device.py starts this in a process with TRITON_INTERPRET=1)."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import anyshape
+import fake_device
+from anyshape.backend import targets
+from anyshape.backend.triton import target as triton_target
+from anyshape.backend.triton.compile import parameters
+from anyshape.backend.triton.interpret import InterpretedKernel
+from anyshape.backend.triton.kernel import POINTER, SCRATCH, STATUS, DeviceKernel, KernelVersion
+from anyshape.backend.triton.launch import ALIGNMENTS
+from anyshape.backend.triton.schedule import emit
+from anyshape.backend.triton.text import read
+from anyshape.base.errors import IndexRangeError
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.runtime.call.unread_status import settle
+from fake_driver import ORDERS, Body, FakeDriver
+from models import ZOO
+from test_models import check_shapes
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Launched:
+    """A kernel whose code is interpreted when the fake driver launches it."""
+
+    def __init__(self, kernel: InterpretedKernel, fake: FakeDriver) -> None:
+        self.name, self.sizes = kernel.name, kernel.source.sizes
+        self.kernel, self.fake = kernel, fake
+        self.made: dict[KernelVersion, DeviceKernel] = {}
+
+    def codes(self, sizes: Sequence[int]) -> list[DeviceKernel]:
+        chosen = dict.fromkeys(self.kernel.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
+        return [self.code(version) for version in chosen]
+
+    def code(self, version: KernelVersion) -> DeviceKernel:
+        if version not in self.made:
+            kinds = parameters(self.kernel.source, version)
+            name = f"{self.name}.{len(self.made)}"
+            image = self.fake.register(name, self.body(version, kinds), kinds)
+            self.made[version] = DeviceKernel(self.name, name, version, kinds, 32 * version.warps, 0, "fake", True,
+                                              image, "")
+        return self.made[version]
+
+    def body(self, version: KernelVersion, kinds: Sequence[str]) -> Body:
+        def run(grid: tuple[int, int, int], values: list[int]) -> None:
+            given: dict[str, list[int]] = {}
+            for kind, value in zip(kinds, values, strict=True):
+                given.setdefault(kind, []).append(value)
+            for address in given.get(POINTER, ()):
+                assert address % version.alignment == 0
+            self.kernel.ran.append(version.title)
+            self.kernel.launch(version, given.get(POINTER, []), given.get(version.index, []), given[STATUS][0],
+                               *given.get(SCRATCH, []))
+        return run
+
+
+class Target(fake_device.Target):
+    """The fake device with a GPU's kernels."""
+
+    def __init__(self, cpu: Any, fake: FakeDriver) -> None:
+        super().__init__(cpu, fake)
+        self.hardware = dataclasses.replace(triton_target.HARDWARE, band_bytes=0)
+        self.kernels: list[Launched] = []
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        return frozenset(triton_target.unsupported())
+
+    def emit(self, program: LoopProgram) -> str:
+        return emit(program)
+
+    def build(self, texts: Sequence[str]) -> list[Any]:
+        self.kernels += (found := [Launched(InterpretedKernel(read(text)), self.fake) for text in texts])
+        return found
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setitem(targets.TARGETS, "fake", fake_device.__name__)
+    monkeypatch.setattr(targets, "DEFAULT", "fake")
+    monkeypatch.setattr(fake_device, "Target", Target)
+    found = FakeDriver()
+    monkeypatch.setattr(fake_device, "DEVICE", [found])
+    yield found
+    assert not found.alarms
+
+
+def titles(fast: Any) -> set[str]:
+    """The versions that ran."""
+    return {title for kernel in fast.programs[0].executable.target.kernels for title in kernel.kernel.ran}
+
+
+def equal(fake: FakeDriver, fast: Any, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    found = fast(*inputs)
+    fake.everything()
+    torch.testing.assert_close(found, function(*inputs))
+
+
+def test_versions_by_size_and_address(fake: FakeDriver) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, 1) * 2
+
+    fast = anyshape.compile(function, strict=True)
+    for order in ORDERS[:3]:
+        fake.set(order)
+        for rows, columns in ((3, 7), (1, 16), (2, 64), (0, 5)):
+            equal(fake, fast, function, torch.randn(rows, columns))
+    base = torch.randn(3 * 16 + 1)
+    equal(fake, fast, function, base[1:].view(3, 16))  # an address that is no multiple of 16
+    found = titles(fast)
+    assert any("unaligned" in title for title in found) and any("/16" in title for title in found), found
+
+
+def test_a_failed_check(fake: FakeDriver) -> None:
+    fast = anyshape.compile(lambda x, i: (x[i] * 2).cumsum(0), strict=True)
+    x, good, bad = torch.randn(5), torch.tensor([1, 2]), torch.tensor([1, 7])
+    equal(fake, fast, lambda x, i: (x[i] * 2).cumsum(0), x, good)
+    held = fast(x, bad)
+    with pytest.raises(IndexRangeError):
+        settle(fast.programs[0].executable.context.unread, wait=True)
+    fake.everything()
+    assert len(held) == 2
+    equal(fake, fast, lambda x, i: (x[i] * 2).cumsum(0), x, good)
+
+
+def test_a_model(fake: FakeDriver) -> None:
+    fake.set(ORDERS[1])
+    fake.reads = True
+    check_shapes(ZOO["mixer"], ZOO["mixer"].shapes(1))

@@ -1,0 +1,309 @@
+"""Deployment: a program is saved to one file, and runs from it without torch and without a compiler."""
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.artifact import container, safetensors
+from anyshape.artifact.load import load
+from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
+from anyshape.tools.cli import main
+from deploying import SHAPES, Encoder, alone, exported, ids, members_of, saved, with_members
+
+KEPT = Path(__file__).parent / "deployed"
+RUN = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    import anyshape
+    run = anyshape.load(sys.argv[1], trust_native=sys.argv[3] == "native")
+    with np.load(sys.argv[2]) as given:
+        for i in range(len(given.files) // 2):
+            y = run(given[f"x{i}"])
+            assert type(y) is np.ndarray and y.flags.writeable
+            np.testing.assert_allclose(y, given[f"y{i}"], rtol=1e-5, atol=1e-6)
+    run.close()
+    assert "torch" not in sys.modules
+    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    print("same", int(lines["VmHWM"].split()[0]) // 1024)
+    """
+
+
+@pytest.fixture(scope="module")
+def model() -> Encoder:
+    torch.manual_seed(0)
+    return Encoder().eval()
+
+
+@pytest.fixture(scope="module")
+def file(model: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("deployed"), model, ids(3, 7))
+
+
+@pytest.fixture(scope="module")
+def data(model: Encoder, file: Path) -> Path:
+    """Inputs, and what eager PyTorch makes of them."""
+    path = file.with_name("data.npz")
+    with torch.no_grad():
+        pairs = [(ids(*shape), model(ids(*shape))) for shape in SHAPES]
+    np.savez(path, **{f"{name}{i}": value.numpy() for i, pair in enumerate(pairs)
+                      for name, value in zip("xy", pair, strict=True)})
+    return path
+
+
+# --- other processes
+
+
+def test_it_runs_where_there_is_only_numpy(file: Path, data: Path) -> None:
+    word, megabytes = alone(RUN, file, data, "native").split()
+    assert word == "same" and int(megabytes) < 120
+
+
+def test_its_text_is_compiled_where_its_code_is_not_trusted(file: Path, data: Path) -> None:
+    assert alone(RUN, file, data, "text", blocked=("torch",)).startswith("same")
+
+
+def test_without_trust_and_without_a_compiler_it_says_so(file: Path) -> None:
+    said = alone("""
+        import sys, anyshape
+        try:
+            anyshape.load(sys.argv[1])
+        except anyshape.AnyShapeError as error:
+            print(error.what, error.where, error.why, error.do, sep="|")
+        """, file)
+    what, where, why, do = said.strip().split("|")
+    assert "cannot be compiled" in what and where == str(file) and "llvmlite" in why and "trust_native=True" in do
+
+
+def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
+    """tests/deployed/v1.any was saved by version 0.1.0 of AnyShape, with what eager PyTorch computed beside it; it is
+    never written again."""
+    assert alone(RUN, KEPT / "v1.any", KEPT / "v1.npz", "text", blocked=("torch",)).startswith("same")
+
+
+# --- calls
+
+
+def test_results_are_of_the_callers_kind(model: Encoder, file: Path) -> None:
+    x = ids(4, 9)
+    with load(file, trust_native=True) as run, torch.no_grad():
+        wanted = model(x)
+        by_torch, by_numpy = run(x), run(x.numpy())
+        assert type(by_torch) is torch.Tensor and type(by_numpy) is np.ndarray
+        torch.testing.assert_close(by_torch, wanted, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(torch.from_numpy(by_numpy), wanted, rtol=1e-5, atol=1e-6)
+        # any strides, read-only memory
+        torch.testing.assert_close(run(x.t().contiguous().t()), wanted, rtol=1e-5, atol=1e-6)
+        frozen = x.numpy().copy()
+        frozen.flags.writeable = False
+        np.testing.assert_array_equal(run(frozen), by_numpy)
+
+
+def test_what_does_not_fit_is_refused_and_the_next_call_runs(file: Path) -> None:
+    with load(file, trust_native=True) as run:
+        x = ids(3, 5).numpy()
+        first = run(x)
+        for wrong, why in ((x.astype(np.float32), "dtype"), (x[0], "dims"), ("text", "array"), (x[:0], "ids_0")):
+            with pytest.raises(InputError) as caught:
+                run(wrong)
+            assert why in str(caught.value) and caught.value.do
+        with pytest.raises(InputError):
+            run()
+        with pytest.raises(InputError):
+            run(x, x)
+        with pytest.raises(anyshape.AnyShapeError, match="out of range"):
+            run(np.full((2, 2), 50))
+        np.testing.assert_array_equal(run(ids=x), first)
+
+
+def test_calls_at_once_do_not_meet(file: Path, data: Path) -> None:
+    wrong: list[BaseException] = []
+    with np.load(data) as found:
+        given = {name: found[name] for name in found.files}
+    with load(file, trust_native=True, threads=1) as run:
+        def work(first: int) -> None:
+            try:
+                for turn in range(30):
+                    i = (first + turn) % len(SHAPES)
+                    np.testing.assert_allclose(run(given[f"x{i}"]), given[f"y{i}"], rtol=1e-5, atol=1e-6)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong[0]
+
+
+def test_close_gives_all_back(file: Path) -> None:
+    def mapped() -> bool:
+        return str(file) in Path("/proc/self/maps").read_text()
+
+    run = load(file, trust_native=True)
+    run(ids(2, 3).numpy())
+    assert mapped() and run.context.temporary.held
+    run.close()
+    run.close()
+    assert not mapped() and not run.context.temporary.held
+    with pytest.raises(InputError, match="closed"):
+        run(ids(2, 3).numpy())
+
+
+class Nested(nn.Module):
+    """Arguments and results that are nested; a scale that is fixed; halves and bools."""
+
+    def forward(self, pair, mask=None, scale: float = 2.0):  # type: ignore[no-untyped-def]
+        a, b = pair["a"], pair["b"][0]
+        return {"sum": a + b * scale, "more": [a > b, (a.to(torch.bfloat16) * 2, a.shape[0])]}
+
+
+def test_nesting_dtypes_and_numbers_come_back(tmp_path: Path) -> None:
+    free = {0: torch.export.Dim.DYNAMIC}
+    given = ({"a": torch.randn(3, 4), "b": [torch.randn(3, 4)]},)
+    program = torch.export.export(Nested(), given, dynamic_shapes=({"a": free, "b": [free]},))
+    path = anyshape.save(anyshape.compile(program), tmp_path / "nested.any")
+    call = {"a": torch.randn(6, 4), "b": [torch.randn(6, 4)]}
+    with load(path, trust_native=True) as run:
+        found, wanted = run(call), Nested()(call)
+    torch.testing.assert_close(found["sum"], wanted["sum"])
+    assert torch.equal(found["more"][0], wanted["more"][0]) and found["more"][0].dtype is torch.bool
+    assert torch.equal(found["more"][1][0], wanted["more"][1][0]) and found["more"][1][1] == 6
+
+
+class Products(nn.Module):
+    """Products that numpy does where there is no BLAS: those of f64."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.double()
+        return (y @ y.T).softmax(-1)
+
+
+def test_products_without_a_library(tmp_path: Path) -> None:
+    path = saved(tmp_path, Products(), torch.randn(5, 6), dims=1)
+    x = torch.randn(4, 6) * 5
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=Products()(x).numpy())
+    assert alone("""
+        import sys, numpy as np, anyshape
+        run, given = anyshape.load(sys.argv[1], trust_native=True), np.load(sys.argv[2])
+        np.testing.assert_allclose(run(given["x"]), given["y"], rtol=1e-12)
+        print("same")
+        """, path, tmp_path / "data.npz").strip() == "same"
+
+
+# --- what cannot be saved
+
+
+def refused(call: object) -> anyshape.AnyShapeError:
+    with pytest.raises(anyshape.AnyShapeError) as caught:
+        call()  # type: ignore[operator]
+    assert caught.value.what and caught.value.why and caught.value.do
+    return caught.value
+
+
+class Sorted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x, -1).values * 2
+
+
+def test_what_needs_pytorch_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "model.any"
+    fast = anyshape.compile(exported(Sorted(), torch.randn(3, 4)))
+    error = refused(lambda: anyshape.save(fast, path))
+    assert isinstance(error, Unsupported) and "sort" in error.why and "test_deploy.py" in error.where
+    trained = nn.Linear(3, 2)
+    step = anyshape.train_step(trained, lambda m, x: m(x).sum(), torch.optim.SGD(trained.parameters(), 0.1))
+    assert isinstance(refused(lambda: anyshape.save(step, path)), ConfigError)
+    assert "export" in refused(lambda: anyshape.save(anyshape.compile(nn.Linear(3, 2)), path)).do
+    assert not list(tmp_path.iterdir())
+
+
+# --- the file
+
+
+def test_the_file_is_text_and_aligned_and_equal_for_equal_programs(model: Encoder, file: Path, tmp_path: Path) -> None:
+    found = container.Container(file)
+    assert all(begin % container.ALIGNMENT == 0 for begin, _ in found.places.values())
+    for name, (_, array) in safetensors.decode(found.part("weights.safetensors"), "").items():
+        torch.testing.assert_close(torch.from_numpy(array.copy()), model.state_dict()[name], rtol=0, atol=0)
+        assert not array.flags.writeable
+    found.close()
+    assert saved(tmp_path, model, ids(3, 7)).read_bytes() == file.read_bytes()
+
+
+def test_others_read_the_weights(file: Path, model: Encoder, tmp_path: Path) -> None:
+    reader = pytest.importorskip("safetensors.numpy")
+    tensors = reader.load(members_of(file)["weights.safetensors"])
+    assert tensors.keys() == model.state_dict().keys()
+    own = safetensors.decode(memoryview(reader.save(tensors)), "")
+    assert all(np.array_equal(own[name][1], tensor) for name, tensor in tensors.items())
+
+
+def test_tied_weights_are_there_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embed(x))
+
+    tied = Tied().eval()
+    path = saved(tmp_path, tied, ids(3, 4, words=20))
+    with load(path, trust_native=True) as run, torch.no_grad():
+        x = ids(2, 6, words=20)
+        torch.testing.assert_close(run(x), tied(x))
+    opened = container.Container(path)
+    assert len(safetensors.decode(opened.part("weights.safetensors"), "")) == 1
+    opened.close()
+
+
+def test_versions_and_other_machines(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = members_of(file)
+    head = json.loads(members["format.json"])
+    text = json.dumps({**head, "version": 2}).encode()
+    later = with_members(tmp_path / "later.any", {**members, "format.json": text})
+    with pytest.raises(ArtifactError, match="has version '2', this AnyShape reads version 1"):
+        load(later)
+    monkeypatch.setattr("anyshape.artifact.native_code._flags", lambda: frozenset(("sse", "sse2")))
+    with pytest.raises(ArtifactError, match="which this processor has not"):
+        load(file, trust_native=True)
+    with load(file) as run:  # its text is for every machine
+        run(ids(2, 3).numpy())
+    monkeypatch.undo()
+    monkeypatch.setattr("anyshape.artifact.native_code.generator", lambda: "another")
+    with pytest.raises(ArtifactError, match="another version"):
+        load(file, trust_native=True)
+
+
+def test_the_commands(file: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "ids: i64[ids_0, ids_1]" in said and "for this machine" in said
+    with np.load(data) as given:
+        np.save(tmp_path / "x.npy", given["x0"])
+        wanted = given["y0"]
+    command = ["run", str(file), "--input", f"ids={tmp_path / 'x.npy'}", "--trust-native"]
+    assert main([*command, "--output", str(tmp_path / "y.npz")]) == 0
+    with np.load(tmp_path / "y.npz") as found:
+        np.testing.assert_allclose(found["result"], wanted, rtol=1e-5, atol=1e-6)
+    assert main(["run", str(file), "--input", str(tmp_path / "nothing.npy")]) == 1
+    assert "nothing.npy is no array" in capsys.readouterr().err
+
+
+def test_importing_the_package_imports_neither() -> None:
+    assert alone("""
+        import sys, anyshape
+        anyshape.load, anyshape.save, anyshape.compile
+        print(*sorted(name for name in ("torch", "llvmlite", "numpy") if name in sys.modules))
+        """).split() == []
+

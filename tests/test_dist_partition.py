@@ -1,0 +1,104 @@
+"""Partitioned train steps, run for all ranks in one process, against one rank: results, weights and states."""
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from anyshape.dist.buckets import bucketed
+from anyshape.dist.mesh import mesh_of
+from anyshape.dist.ragged import Needs, needs_of
+from anyshape.dist.sharding import sharding_of
+from anyshape.dist.strategies import partitioned, strategy_of
+from anyshape.ir.graph import Graph
+from anyshape.ir.verify import verify
+from anyshape.ops.collective import COLLECTIVES
+from dist_model import Captured, Llama, capture, worst_difference
+
+SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks without rows
+
+
+@cache
+def llama(**more: Any) -> Captured:
+    torch.manual_seed(0)
+    tied = more.pop("tied", False)
+    return capture(Llama(tied=tied).double(), **more)
+
+
+def counts(graph: Graph) -> Counter[str]:
+    return Counter(node.op for node in graph.nodes if node.op in COLLECTIVES)
+
+
+def check(captured: Captured, given: Any, world: int) -> Counter[str]:
+    strategy = strategy_of(given, world)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    verify(chain[-1].graph)
+    assert all(sharding_of(str(one.sharding)) == one.sharding for one in chain)
+    for batch, length in SHAPES:
+        assert worst_difference(captured, strategy, chain, batch, length) < 1e-12
+    return counts(chain[-1].graph)
+
+
+def test_data_parallel_adds_up_each_gradient_once() -> None:
+    assert check(llama(), "ddp", 2) == {"all_reduce": 21 + 2}  # and the count of tokens, and the loss
+
+
+def test_zero1_scatters_gradients_and_gathers_weights() -> None:
+    assert check(llama(), "zero1", 2) == {"reduce_scatter": 21, "all_gather": 21, "all_reduce": 2}
+
+
+def test_fsdp_gathers_weights_where_they_are_used() -> None:
+    found = check(llama(), "fsdp", 2)
+    assert found["reduce_scatter"] == 21 and found["all_reduce"] == 2
+
+
+def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
+    assert check(llama(), "tp", 2) == {"all_reduce": 23}
+
+
+def test_sequence_parallel_scatters_what_tensor_parallel_adds_up() -> None:
+    found = check(llama(), "sp", 2)
+    assert found["reduce_scatter"] >= 8 and found["all_reduce"] < 23
+
+
+def test_two_axes() -> None:
+    check(llama(), mesh_of(fsdp=2, tensor=2), 4)
+
+
+def mean_over_rows(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return model(tokens).mean(0).pow(2).sum()
+
+
+def test_lengths_may_differ_unless_something_is_combined_that_has_them() -> None:
+    strategy = strategy_of("ddp", 2)
+    free = partitioned(llama().graph, strategy, llama().roles)
+    assert needs_of(free[-1].graph, free, llama().graph) == Needs()
+    torch.manual_seed(0)
+    bound = capture(Llama(layers=1).double(), loss=mean_over_rows)
+    chain = partitioned(bound.graph, strategy, bound.roles)
+    assert list(needs_of(chain[-1].graph, chain, bound.graph).equal) == ["s44"]
+
+
+def test_buckets_keep_results_and_send_few_messages() -> None:
+    captured, strategy = llama(), strategy_of("ddp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    for limit in (1 << 10, 1 << 14, 1 << 25):
+        merged = bucketed(chain[-1].graph, limit)
+        verify(merged)
+        assert worst_difference(captured, strategy, chain, 5, 7, merged) < 1e-12
+    assert counts(merged)["all_reduce"] * 10 <= len(captured.roles.weights)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("given", [
+    "ddp", "zero1", "fsdp", "tp", "sp", mesh_of(data=2, sequence=2),
+    mesh_of(data=2, tensor=2), mesh_of(fsdp=2, tensor=2), mesh_of(zero1=2, tensor=2),
+    mesh_of(data=2, fsdp=2), mesh_of(tensor=2, data=2)], ids=str)
+def test_every_strategy(given: Any, tied: bool, clip: float | None) -> None:
+    for world in (2, 3, 4) if isinstance(given, str) else (4,):
+        check(llama(tied=tied, clip_norm=clip), given, world)

@@ -1,0 +1,94 @@
+"""Train steps over processes of torch.distributed (gloo), against one process."""
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyshape
+from anyshape.base.errors import ConfigError
+from anyshape.dist.mesh import mesh_of
+from anyshape.dist.strategies import strategy_of
+
+WORKER = Path(__file__).parent / "dist_worker.py"
+SECONDS = 600  # a hang ends here
+
+
+def ranks(world: int, *arguments: str) -> list[dict[str, Any]]:
+    """What each rank of the worker printed, in order."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
+               str(WORKER), *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([
+        str(Path(anyshape.__file__).parent.parent), str(WORKER.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == world, done.stdout
+    return sorted(found, key=lambda one: one["rank"])
+
+
+def check(world: int, mode: str, **more: Any) -> list[dict[str, Any]]:
+    found = ranks(world, mode, json.dumps(more))
+    for one in found:
+        assert one["worst"] < 1e-12, found
+        assert one["programs"] == 1, "one program for all shapes"
+    return found
+
+
+@pytest.mark.full
+def test_data_parallel_sends_few_messages() -> None:
+    for one in check(2, "ddp", clip_norm=1.0):
+        assert one["collectives"] * 10 <= one["tensors"] and one["sharded"] == 0
+
+
+def test_fsdp_keeps_parts_of_weights() -> None:
+    for one in check(2, "fsdp", clip_norm=1.0):
+        assert one["sharded"] == one["tensors"]  # what a rank has whole of them reads as NaN
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp"])
+def test_every_strategy_on_two_processes(mode: str, more: dict[str, Any]) -> None:
+    check(2, mode, **more)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1"])
+def test_strategies_on_four_processes(mode: str) -> None:
+    check(4, mode, clip_norm=1.0)
+
+
+@pytest.mark.full
+def test_ranks_may_have_other_lengths_and_rows() -> None:
+    for one in ranks(2, "lengths"):
+        assert one["worst"] < 1e-12 and one["programs"] == 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["other_model", "other_code"])
+def test_ranks_that_differ_are_found_before_the_first_step(mode: str) -> None:
+    first, second = ranks(2, mode)
+    assert [line.split()[0] for line in first["lines"][1:]] == ["where:", "why:", "do:"], first
+    assert len(second["lines"]) == 1 and "see rank 0" in second["lines"][0]
+    assert not first.get("changed") and not second.get("changed")
+
+
+def test_what_is_no_strategy_says_so() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="torchrun"):
+        anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters()), strategy="ddp")
+    for given in ("auto", "other", 3, mesh_of(data=3), mesh_of(rows=2)):
+        with pytest.raises(ConfigError) as caught:
+            strategy_of(given, 2)
+        assert caught.value.why and caught.value.do

@@ -1,0 +1,128 @@
+"""Drivers of GPUs: what is said where there is none, an old one, no device or no memory; and graphs whose tensors are
+on devices that programs are not compiled for run as PyTorch, counted, with the reason."""
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+import anyshape
+from anyshape.backend.targets import target_of
+from anyshape.backend.triton.driver.driver import Driver, open_driver
+from anyshape.base.config import Config
+from anyshape.base.errors import DeviceError
+from anyshape.tools.cli import main
+from fake_driver import FakeDriver
+
+HAS_DRIVER = torch.cuda.is_available()
+
+
+def parts(error: pytest.ExceptionInfo[DeviceError]) -> tuple[str, str, str]:
+    assert error.value.what and error.value.why and error.value.do
+    return error.value.what, error.value.why, error.value.do
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+@pytest.mark.parametrize("kind", ("cuda", "hip"))
+def test_without_a_driver(kind: str) -> None:
+    with pytest.raises(DeviceError) as error:
+        open_driver(kind)
+    what, why, do = parts(error)
+    assert "there is no driver of" in what and "lib" in why and "install" in do
+    with pytest.raises(DeviceError, match="there is no driver of NVIDIA"):
+        target_of(Config(), "cuda:0")
+
+
+def test_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver()
+    monkeypatch.setattr(fake, "version", lambda pointer: fake._put_int(pointer, 11040))
+    with pytest.raises(DeviceError) as error:
+        Driver("cuda", fake.addresses)
+    assert parts(error)[1] == "it has version 11040, the least is 12000"
+    del fake.addresses["launch"]
+    with pytest.raises(DeviceError, match="it has no cuLaunchKernel"):
+        Driver("cuda", fake.addresses)
+
+
+@pytest.mark.parametrize("value", ("", None))
+def test_no_visible_device(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    fake = FakeDriver()
+    fake.fails["init"] = 100
+    with pytest.raises(DeviceError) as error:
+        Driver("cuda", fake.addresses)
+    what, why, do = parts(error)
+    assert what == "the driver of NVIDIA shows no device"
+    assert ("CUDA_VISIBLE_DEVICES of the environment is ''" in why and "unset" in do) == (value == "")
+
+
+def test_a_driver_that_does_not_start() -> None:
+    fake = FakeDriver()
+    fake.fails["init"] = 999
+    with pytest.raises(DeviceError) as error:
+        Driver("cuda", fake.addresses)
+    assert "error 999" in parts(error)[1]
+
+
+def test_no_memory() -> None:
+    fake = FakeDriver(limit=1 << 20)
+    driver = Driver("cuda", fake.addresses)
+    fake.fails["allocate_host"] = 2
+    with pytest.raises(DeviceError) as error:
+        driver.pinned(4096)
+    what, why, do = parts(error)
+    assert "not enough memory" in what and why.startswith("1048576 of 1048576 bytes are free") and "memory_limit" in do
+    assert error.value.where == "cuMemHostAlloc"
+
+
+def test_the_same_table_by_the_names_of_hip() -> None:
+    fake = FakeDriver()
+    addresses = {name: address for name, address in fake.addresses.items() if name != "set_function_attribute"}
+    fake.version = lambda pointer: fake._put_int(pointer, 60032830)  # type: ignore[method-assign]
+    driver = Driver("hip", addresses)
+    assert driver.name() == "fake" and driver.memory() == 1 << 40
+    handle = driver.function(fake.register("k", lambda grid, params: None, ()), "k", 60 << 10)
+    assert handle in fake.handles and not fake.shared
+
+
+def test_a_margin_that_is_written_is_told() -> None:
+    fake = FakeDriver()
+    piece = fake.take(100, 0)
+    piece.memory[piece.address - 1 - ctypes.addressof(piece.memory)] = 0
+    fake.give(piece)
+    fake.everything()
+    assert fake.alarms == ["a write outside of 512 bytes"]
+
+
+def test_a_device_without_a_target_runs_as_pytorch() -> None:
+    torch._dynamo.reset()
+    fast = anyshape.compile(lambda x: torch.softmax(x, 1) + 1)
+    assert fast(torch.empty(3, 4, device="meta")).shape == (3, 4)
+    text = str(fast.explain())
+    assert "there is no target for the device meta" in text, text
+
+
+def test_a_graph_on_two_devices_runs_as_pytorch() -> None:
+    torch._dynamo.reset()
+    fast = anyshape.compile(lambda x: (torch.softmax(x, 1), x.to("meta") + 1))
+    x = torch.randn(3, 4)
+    found, other = fast(x)
+    torch.testing.assert_close(found, torch.softmax(x, 1))
+    assert other.is_meta
+    text = str(fast.explain())
+    assert "several devices" in text or "copy between devices" in text, text
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+@pytest.mark.parametrize(("device", "words"), (("cuda", "there is no driver of NVIDIA"),
+                                               ("xpu", "there is no target for the device xpu")))
+def test_the_demo_says_what_is_missing(device: str, words: str, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--device", device, "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert words in told and "why:" in told and "do:" in told

@@ -1,0 +1,338 @@
+"""Plans on a device behind a driver: the real launch loop, streams, arena and status on the fake driver, whose streams
+do their work in adversarial orders."""
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anyshape
+import fake_device
+from anyshape.backend import targets
+from anyshape.backend.triton.runner import StreamRunner
+from anyshape.backend.triton.streams import DeviceStreams
+from anyshape.base.errors import DeviceError, IndexRangeError
+from anyshape.runtime.call import executable as calls
+from anyshape.runtime.call.unread_status import settle
+from anyshape.runtime.memory.stream_pools import DeviceBlock
+from fake_driver import ORDERS, FakeDriver
+from models import ZOO
+from test_models import check_shapes, check_train_steps
+from test_seam import check_limits, check_train_step
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setitem(targets.TARGETS, "fake", fake_device.__name__)
+    monkeypatch.setattr(targets, "DEFAULT", "fake")
+    found = FakeDriver()
+    monkeypatch.setattr(fake_device, "DEVICE", [found])
+    yield found
+    assert not found.alarms
+
+
+def program(fast: Any) -> Any:
+    return fast.programs[0].executable
+
+
+def two(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.softmax(x, 0).t().contiguous() * 3, 0)
+
+
+def test_two_kernels_run(fake: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    for order in ORDERS:
+        fake.set(order)
+        for shape in ((5, 7), (1, 3), (0, 4), (4, 0), (33, 2)):
+            x = torch.randn(shape)
+            y = fast(x)
+            fake.everything()
+            torch.testing.assert_close(y, two(x))
+    assert isinstance(program(fast).runner, StreamRunner) and fake.counts["launch"] >= 2 * len(ORDERS)
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Kernels, a product, a copy and steps of PyTorch."""
+    y = torch.softmax(x @ w, -1)
+    return y.t().contiguous() + 1, torch.cat((y.cumsum(0), x.sort(0)[0]), 1)
+
+
+def test_results_are_memory_of_the_device(fake: FakeDriver) -> None:
+    """Results are given back in the order of their stream: nobody has to hold them until their runs have ended."""
+    fast = anyshape.compile(mixed, strict=True)
+    w = torch.randn(4, 6)
+    memory = program_target(fast, torch.randn(3, 4), w).memory
+    for order in ORDERS:
+        fake.set(order)
+        for rows in (3, 5, 1, 0):
+            x = torch.randn(rows, 4)
+            fast(x, w)  # dropped before it has run
+            found = fast(x, w)
+            assert found[0].untyped_storage().data_ptr() in memory.pieces or not rows
+            fake.everything()
+            torch.testing.assert_close(found, mixed(x, w))
+
+
+def program_target(fast: Any, *args: torch.Tensor) -> Any:
+    fast(*args)
+    return program(fast).target
+
+
+# ---- several streams
+
+def turns(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether calls that two streams take turns at are right."""
+    fake.set(order)
+    streams = [fake.new_stream() for _ in range(2)]
+    inputs = [torch.randn(5, 7) for _ in range(6)]
+    outputs = []
+    for i, x in enumerate(inputs):
+        with fake.on(streams[i % 2]):
+            outputs.append(fast(x))
+        if i == 3:
+            fake.synchronize_stream(streams[0])
+    fake.everything()
+    return all(torch.allclose(found, two(x), atol=1e-5) for found, x in zip(outputs, inputs, strict=True))
+
+
+def elsewhere(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether a backward is right whose forward is on another stream, and has not begun to run."""
+    fake.set(order)
+    forward, backward = fake.new_stream(), fake.new_stream()
+    x = torch.randn(6, 9, requires_grad=True)
+    with fake.on(forward):
+        y = fast(x)
+    seed = torch.randn(6, 9)
+    with fake.on(backward):
+        (found,) = torch.autograd.grad(y, x, seed)
+    fake.everything()
+    (wanted,) = torch.autograd.grad(chain(x), x, seed)
+    return torch.allclose(found, wanted, atol=1e-4)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 1).cumsum(0).exp()
+
+
+def in_turn(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether memory that one stream takes over from another, and gives back, is right."""
+    fake.set(order)
+    one, other = fake.new_stream(), fake.new_stream()
+    x = [torch.randn(5, 7) for _ in range(3)]
+    with fake.on(one):
+        fast(x[0])
+    fake.everything()
+    pool = program(fast).context.temporary
+    with fake.on(other):
+        y = fast(x[1])  # in the block of the first stream
+    pool.release_idle()
+    with fake.on(one):
+        z = fast(x[2])  # where that was
+    fake.everything()
+    return torch.allclose(y, two(x[1]), atol=1e-5) and torch.allclose(z, two(x[2]), atol=1e-5)
+
+
+def between(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether a call runs behind what makes its input, and before what reads its result, on one stream."""
+    fake.set(order)
+    stream, seen = fake.new_stream(), []
+    x, value = torch.full((5, 7), torch.nan), torch.randn(5, 7)
+    with fake.on(stream):
+        fake.issue(stream, partial(x.copy_, value))
+        y = fast(x)
+        fake.issue(stream, lambda: seen.append(y.clone()))
+    fake.everything()
+    return torch.allclose(seen[0], two(value), atol=1e-5)
+
+
+CASES = {"turns": (two, turns), "elsewhere": (chain, elsewhere), "in turn": (two, in_turn),
+         "between": (two, between)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams(fake: FakeDriver, name: str) -> None:
+    function, case = CASES[name]
+    fast = anyshape.compile(function, strict=True)
+    for order in ORDERS:
+        assert case(fake, fast, order), order
+
+
+def any_block(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A stream takes a block whose work on another one is not done."""
+    patch.setattr(DeviceStreams, "passed", lambda self, mark: True)
+
+
+def no_record(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """The allocator does not learn that another stream uses a block."""
+    patch.setattr(DeviceBlock, "move", lambda self, stream: setattr(self, "stream", stream))
+
+
+def no_follow(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A backward does not wait for its forward."""
+    patch.setattr(calls, "follow", lambda kept, stream: None)
+
+
+def not_held(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A block is given back to the allocator before its work is issued."""
+    made = DeviceBlock.__init__
+
+    def lost(self: DeviceBlock, *arguments: Any) -> None:
+        made(self, *arguments)
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+    patch.setattr(DeviceBlock, "__init__", lost)
+
+
+def first_stream(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """Work goes to the default stream, whatever the caller's is."""
+    run = StreamRunner.run
+
+    def elsewhere_run(self: StreamRunner, frame: Any, steps: Any = None) -> int:
+        with fake.on(0), patch.context() as inner:
+            inner.setattr(self.streams, "current", lambda: 0)
+            return run(self, frame, steps)
+    patch.setattr(StreamRunner, "run", elsewhere_run)
+
+
+MUTANTS = (("turns", any_block), ("in turn", no_record), ("elsewhere", no_follow), ("turns", not_held),
+           ("between", first_stream))
+
+
+@pytest.mark.parametrize(("name", "mutate"), MUTANTS)
+def test_a_mistake_is_found(fake: FakeDriver, name: str, mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, case = CASES[name]
+    with monkeypatch.context() as patch:
+        mutate(fake, patch)
+        fast = anyshape.compile(function, strict=True)
+        with contextlib.suppress(KeyError):  # the fake does not know a piece of memory: it is found
+            assert not all(case(fake, fast, order) and not fake.alarms for order in ORDERS)
+        fake.everything()
+    fake.alarms.clear()
+
+
+# ---- checks, and memory
+
+def test_an_index_out_of_range_is_told_later(fake: FakeDriver) -> None:
+    fast = anyshape.compile(lambda x, i, j: (x[i] * 2, torch.softmax(x, 0)[j].exp()), strict=True)
+    x, good, fine, bad, wrong = torch.randn(5), *map(torch.tensor, ([1, 2], [3, 0], [1, 7], [-9, 2]))
+    given = [(good, fine), (bad, fine), (good, wrong), (bad, wrong), (good, fine)]
+    results = [fast(x, *pair) for pair in given]
+    unread = program(fast).context.unread
+    assert len(unread) == 5
+    for _ in range(3):
+        with pytest.raises(IndexRangeError, match="index is out of range") as error:
+            settle(unread, wait=True)
+        assert "test_fake_device.py" in error.value.where and "earlier call" in error.value.__notes__[0]
+    settle(unread, wait=True)
+    for result in (results[0], results[4]):
+        torch.testing.assert_close(result, (x[good] * 2, torch.softmax(x, 0)[fine].exp()))
+
+
+def test_the_step_is_named_and_nothing_is_written_behind_it(fake: FakeDriver) -> None:
+    def update(x: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, 0)
+        z = y[i].cumsum(0)
+        w.add_(z.sum())
+        return z
+
+    fast = anyshape.compile(update, strict=True)
+    w, x, good, bad = torch.zeros(()), torch.randn(5), torch.tensor([0, 4]), torch.tensor([0, 9])
+    fast(x, good, w)
+    fake.everything()
+    before = w.clone()
+    assert before != 0
+    with pytest.raises(IndexRangeError):
+        fast(x, bad, w)
+        settle(program(fast).context.unread, wait=True)
+    fake.everything()
+    assert torch.equal(w, before)
+
+
+def test_a_status_that_is_read_too_early_is_found(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = anyshape.compile(lambda x, i: x[i] * 2, strict=True)
+    held = torch.randn(5), torch.tensor([1, 7])
+    fast(*held)
+    monkeypatch.setattr(program(fast).runner.loop.driver, "passed", lambda event: True)
+    settle(program(fast).context.unread)
+    assert not program(fast).context.unread  # the error is lost
+
+
+def test_memory_that_is_short(fake: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    x = torch.randn(500, 70)
+    fast(x)
+    fake.everything()
+    fake.limit = fake.live + 4096
+    program(fast).context.temporary.release_idle()
+    with pytest.raises(RuntimeError, match="memory"):
+        fast(torch.randn(5000, 700))
+    fake.limit = 1 << 40
+    found = fast(x)
+    fake.everything()
+    torch.testing.assert_close(found, two(x))
+
+
+def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    x = torch.randn(5, 7)
+    fast(x)
+    fake.fails["launch"] = 701
+    with pytest.raises(DeviceError, match="error 701") as error:
+        fast(x)
+    assert "test_fake_device.py" in error.value.where and "in step 0 of" in error.value.__notes__[0]
+    del fake.fails["launch"]
+    found = fast(x)
+    fake.everything()
+    torch.testing.assert_close(found, two(x))
+
+
+# ---- models
+
+@pytest.mark.parametrize("order", ORDERS[1:2])
+@pytest.mark.parametrize("name", ("mixer",))
+def test_models(fake: FakeDriver, name: str, order: str) -> None:
+    fake.set(order)
+    fake.reads = True
+    check_shapes(ZOO[name], ZOO[name].shapes(3))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model(fake: FakeDriver, name: str) -> None:
+    fake.set("last stream first")
+    fake.reads = True
+    check_shapes(ZOO[name], ZOO[name].shapes(6), strict=True)
+    check_train_steps(ZOO[name])
+
+
+@pytest.mark.full
+def test_train_steps(fake: FakeDriver) -> None:
+    fake.reads = True
+    check_train_step()
+
+
+@pytest.mark.full
+def test_limits(fake: FakeDriver) -> None:
+    fake.reads = True
+    check_limits()
+
+
+def test_interpreted_kernels() -> None:
+    """A GPU's kernels, interpreted behind the driver, in a process of their own; none may be skipped."""
+    here = Path(__file__).parent
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(here), *sys.path]))}
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=interpreted_*.py",
+               "tests/interpreted_device.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, check=False,
+                          env=os.environ | variables)
+    last = done.stdout.strip().split("\n")[-1]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]

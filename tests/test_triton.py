@@ -1,0 +1,200 @@
+"""The Triton backend without a GPU: texts by golden files, machine code for NVIDIA and AMD and what is in it, and, in a
+process of its own, interpreted kernels against the CPU's."""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from anyshape.backend.triton import toolchain
+from anyshape.backend.triton.compile import Compiler, object_key
+from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
+from anyshape.backend.triton.schedule import emit
+from anyshape.backend.triton.text import read
+from anyshape.base.errors import AnyShapeError, VerifyError
+from anyshape.kernel.loop_ir.parse import parse
+from anyshape.kernel.loop_ir.program import LoopProgram
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942")
+SPILLED = re.compile(r"(?:private_segment_fixed_size:?|ScratchSize:) (\d+)")
+HERE = Path(__file__).parent
+
+SOFTMAX = """kernel softmax(p0: in bf16, p1: out bf16; n0, n1)
+  row buffer t0: f32[n1]
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = reduce maximum r0
+    columns (i1: n1) vector i1
+      r2: f32 = load p0[i0*n1 + i1]
+      r3: f32 = sub r2, r1
+      r4: f32 = exp r3
+      store t0[i1] r4
+      r5: f32 = reduce add r4
+    columns (i1: n1) vector i1
+      r6: f32 = load t0[i1]
+      r7: f32 = div r6, r5
+      store p1[i0*n1 + i1] r7
+"""
+EMBEDDING = """kernel embedding_backward(p0: inout f32, p1: in i64, p2: in f32; n0)
+  rows (i1: 64) vector i1
+    columns (i0: n0)
+      r0: i64 = load p1[i0]
+      r1: f32 = load p2[64*i0 + i1]
+      scatter p0[64*%0 + i1] r1 with add
+"""
+BIAS = """kernel bias_gradient(p0: in f32, p1: out f32; n0)
+  rows (i0: n0)
+  split_reduction (i2: min((n0 + 31)//32, 32))
+    columns (i1: 512) vector i1
+      r0: f32 = load p0[512*i0 + i1]
+      fold p1[i1 + 512*i2] r0 with add
+"""
+CUMSUM = """kernel cumsum(p0: in f32, p1: out f32; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = scan add r0
+      store p1[i0*n1 + i1] r1
+"""
+DROPOUT = """kernel dropout(p0: in i64, p1: in f32, p2: out f32; n0)
+  rows (i0: n0) vector i0
+    row
+      r0: i64 = load p0[0]
+      r1: i64 = index i0
+      r2: f32 = random r0, r1
+      r3: f32 = 0.5
+      r4: bool = lt r2, r3
+      r5: f32 = load p1[i0]
+      r6: f32 = 0.0
+      r7: f32 = where r4, r5, r6
+      store p2[i0] r7
+"""
+
+
+def program(text: str) -> LoopProgram:
+    return parse(text)[0][1]
+
+
+def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alignment: int = ALIGNED,
+             guarded: bool = False) -> DeviceKernel:
+    """A version without a cache."""
+    kernel, = Compiler(architecture, guarded=guarded).compile([(source, source.choose(sizes, alignment))])
+    return kernel
+
+
+@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "dropout"])
+def test_text(name: str, golden: Callable[[str, str], None]) -> None:
+    text = emit(program(globals()[name.upper()]))
+    golden(f"triton/{name}.txt", text)
+    assert emit(program(globals()[name.upper()])) == text
+    source = read(text)
+    assert source.text == text and [one.name for one in source.versions]
+
+
+def test_choice_of_versions() -> None:
+    source = read(emit(program(SOFTMAX)))
+    chosen = {n: source.choose([1000, n]).title for n in (0, 1, 5, 300, 1000, 1024, 5003, 16384, 16385, 100_000)}
+    assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512_window i32 /4",
+                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "rows8192_window i32",
+                      16384: "rows16384 i32 /16", 16385: "looped_window i32", 100_000: "looped i32 /16"}
+    assert source.choose([100_000, 100_000]).index == "i64"  # offsets beyond 2^31
+    assert source.choose([8, 1023]).title == "rows2048_window i32"
+    assert source.choose([8, 1023], 2).title == "rows1024 i32 unaligned"
+    assert source.choose([8, 1024], 2).title == "rows1024 i32 /16 unaligned"
+    with pytest.raises(VerifyError, match="without a kernel"):
+        read("import triton\n")
+
+
+def test_nvidia_code() -> None:
+    """Loads and stores of 16 bytes at any width; of 2 where addresses are not aligned, and at the ends of windows."""
+    source = read(emit(program(SOFTMAX)))
+    wide, windows, narrow = (compiled(source, [64, n], "sm_90", alignment).assembly
+                             for n, alignment in ((1024, 16), (1023, 16), (1023, 2)))
+    for text in (wide, windows):
+        assert re.search(r"ld\.global\.v4\.b32", text) and re.search(r"st\.global\.v4\.b32", text)
+        assert not re.search(r"ld\.global\.b16", text)
+    assert not re.search(r"ld\.global\.v", narrow) and re.search(r"ld\.global\.b16", narrow)
+
+
+def test_amd_code() -> None:
+    kernel = compiled(read(emit(program(SOFTMAX))), [64, 1024], "gfx942")
+    assert "global_load_dwordx4" in kernel.assembly or "buffer_load_dwordx4" in kernel.assembly
+    assert kernel.image[:4] == b"\x7fELF"
+    assert kernel.parameters == ("pointer", "pointer", "status", "i32", "i32", "null", "null")
+
+
+def test_machine_code_is_kept() -> None:
+    class Cache(dict[str, bytes]):
+        def put(self, key: str, data: bytes) -> None:
+            self[key] = data
+
+    source, cache = read(emit(program(BIAS))), Cache()
+    version = source.choose([64])
+    first, = Compiler("sm_90", cache).compile([(source, version)])  # type: ignore[arg-type]
+    assert list(cache) == [object_key(source, version, "sm_90", False)]
+    again, = Compiler("sm_90", cache).compile([(source, version)])  # type: ignore[arg-type]
+    assert (again.image, again.parameters, again.threads, again.shared) == (
+        first.image, first.parameters, first.threads, first.shared)
+    assert object_key(source, version, "sm_90", True) not in cache
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain.module.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "triton", None)
+        with pytest.raises(AnyShapeError, match="is not installed"):
+            compiled(read(emit(program(BIAS))), [64], "sm_90")
+
+
+def test_a_text_that_triton_refuses() -> None:
+    source = read(emit(program(CUMSUM)).replace("tl.associative_scan", "tl.no_such_scan"))
+    with pytest.raises(VerifyError, match="does not compile kernel"):
+        compiled(source, [3, 5], "sm_90")
+
+
+INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py", "tests/interpreted_cases.py"]
+
+
+def interpret(*more: str) -> str:
+    """The tests of tests/interpreted_cases.py in a process that interprets; none may be skipped."""
+    paths = [str(HERE), *sys.path]
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, *more], capture_output=True, text=True,
+                          cwd=HERE.parent, check=False, env=os.environ | variables)
+    last = done.stdout.strip().split("\n")[-1]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
+    return done.stdout
+
+
+def test_interpreted() -> None:
+    interpret("-m", "not full")
+
+
+@pytest.mark.full
+def test_interpreted_wide() -> None:
+    interpret("-m", "full")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_recorded_kernels(architecture: str) -> None:
+    """All kernels of the recorded graphs compile at small and at large offsets, and none spills."""
+    import recorded
+    compiler = Compiler(architecture)
+    texts = {made.name: emit(made) for model in recorded.MODELS for _, made in recorded.compiled(model)
+             if isinstance(made, LoopProgram)}
+    wanted = []
+    for text in texts.values():
+        source = read(text)
+        wanted += [(source, source.choose([64] * len(source.sizes))),
+                   (source, source.choose([1 << 20] * len(source.sizes), 1))]
+    kernels = compiler.compile(wanted)
+    assert len(kernels) == 2 * len(texts) >= 200
+    spilling = [kernel.name for kernel in kernels if any(int(one) for one in SPILLED.findall(kernel.assembly))]
+    assert not spilling
