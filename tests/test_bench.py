@@ -36,6 +36,8 @@ from anyshape_bench.harness import worker as process
 from anyshape_bench.measure import compiler, launch_count, memory_counter, static_shape_baseline, statistics
 from anyshape_bench.models import bench_models, custom_model, dlrm, padding, suite
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 SOURCES = os.pathsep.join(runner.ROOTS)
 
 

@@ -30,6 +30,8 @@ from limits import NO_LIMIT, limit_of
 from roads import compilation_of
 from sampling import crossed, some
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 

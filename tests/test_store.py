@@ -23,6 +23,8 @@ from anyshape.runtime.memory import offload_store as module
 from anyshape.runtime.memory.offload_store import PAGE, HostStore, StoreReservation, Stores, check_folder, cut
 from sampling import examples
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 SOURCE = Path(__file__).parent.parent / "src"
 
 
