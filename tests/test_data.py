@@ -289,7 +289,7 @@ def test_least_squares(driver, every):
         solution, residuals, rank, values = torch.linalg.lstsq(a * 2, b, driver=driver)
         return solution.sum() * 3 + residuals.square().sum() + rank.sum() + values.detach().sum()
     fast = anyshape.compile(function)
-    for rows, columns, count in ((5, 3, 2), (3, 5, 4)):
+    for rows, columns, count in ((5, 3, 2), (3, 5, 4), (6, 4, 2)):
         for batch in ((), (2,)) if every else ((2,),):
             a, b = torch.randn(*batch, rows, columns), torch.randn(*batch, rows, count)
             agree(function, fast, a.double(), b.double())

@@ -459,7 +459,7 @@ def test_masks_that_look_like_triangles(make):
 
     model = Attend(form)
     fast = anyshape.compile(model, strict=True)
-    for training in (False, True):
+    for training in (False, True) if sampling.whole else (True,):  # what training gives has the results, too
         inputs = inputs_of(FORMS[0], (2, 6, 6), torch.float32)
         for one, other in zip(results_of(fast, inputs, training), results_of(model, inputs, training), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
