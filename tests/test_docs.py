@@ -133,7 +133,7 @@ def results() -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("ANYSHAPE_") or name == "ANYSHAPE_CACHE_DIR"}
     environment["PYTHONPATH"] = str(ROOT / "src")
-    done = subprocess.run([sys.executable, __file__, *map(str, RUNNABLE)], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([sys.executable, __file__, *map(str, RUNNABLE)], capture_output=True, text=True, timeout=900,
                           env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
