@@ -92,6 +92,27 @@ def test_buckets_keep_results_and_send_few_messages() -> None:
     assert counts(merged)["all_reduce"] * 10 <= len(captured.roles.weights)
 
 
+def test_gathers_of_weights_are_joined_in_the_order_of_their_use() -> None:
+    captured, strategy = llama(), strategy_of("fsdp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    found = []
+    for limit in (1 << 10, 1 << 14, 1 << 25):
+        merged = bucketed(chain[-1].graph, limit)
+        verify(merged)
+        assert worst_difference(captured, strategy, chain, 5, 7, merged) < 1e-12
+        found.append(counts(merged)["all_gather"])
+    assert counts(chain[-1].graph)["all_gather"] >= found[0] > found[1] > found[2] == 1
+
+
+def test_buckets_of_zero1_are_one_message_each_way() -> None:
+    captured, strategy = llama(), strategy_of("zero1", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    merged = bucketed(chain[-1].graph)
+    verify(merged)
+    assert worst_difference(captured, strategy, chain, 5, 7, merged) < 1e-12
+    assert counts(merged) == {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 1}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("tied", [False, True])

@@ -58,7 +58,7 @@ def test_fsdp_keeps_parts_of_weights() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
-@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp"])
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "auto"])
 def test_every_strategy_on_two_processes(mode: str, more: dict[str, Any]) -> None:
     check(2, mode, **more)
 
@@ -88,7 +88,7 @@ def test_what_is_no_strategy_says_so() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="torchrun"):
         anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters()), strategy="ddp")
-    for given in ("auto", "other", 3, mesh_of(data=3), mesh_of(rows=2)):
+    for given in ("other", 3, mesh_of(data=3), mesh_of(rows=2)):
         with pytest.raises(ConfigError) as caught:
             strategy_of(given, 2)
         assert caught.value.why and caught.value.do

@@ -4,21 +4,20 @@
 
 A message costs its latency, whatever it brings; so gradients are added up in few messages (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2). The walk takes equations in
-order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or a collective depends
-on what waits, it is sent, and what waited follows.
+order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or all the rest waits,
+it is sent, and what waited follows.
 """
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
 from anyshape.ir.op import row
-from anyshape.ops.collective import COLLECTIVES
 from anyshape.sym.expr import Size
-from anyshape.sym.facts import Facts
 
 BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel has it
-JOINED = ("all_reduce", "reduce_scatter")
+JOINED = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 @dataclass(slots=True)
@@ -29,21 +28,30 @@ class _Bucket:
 
 
 class _Walk:
-    def __init__(self, facts: Facts, limit: int) -> None:
-        self.facts = facts
+    def __init__(self, graph: Graph, limit: int) -> None:
+        self.facts = graph.facts
         self.limit = limit
+        self.queue = deque(graph.nodes)
         self.nodes: list[Node] = []
         self.open: dict[tuple[Attr, ...], _Bucket] = {}
         self.waiting: list[Node] = []
         self.blocked: set[str] = set()
+        self.effect_waits = False  # effects keep their order
+
+    def run(self) -> tuple[Node, ...]:
+        while self.queue or self.open:
+            if self.queue:
+                self.take(self.queue.popleft())
+            else:
+                self.send()
+        return tuple(self.nodes)
 
     def take(self, node: Node) -> None:
-        if any(v.name in self.blocked for v in node.values()):
-            if node.op not in COLLECTIVES and not has_effect(node):
-                self.waiting.append(node)
-                self.blocked.update(v.name for v in node.outputs)
-                return
-            self.flush()
+        if any(v.name in self.blocked for v in node.values()) or (self.effect_waits and has_effect(node)):
+            self.waiting.append(node)
+            self.blocked.update(v.name for v in node.outputs)
+            self.effect_waits = self.effect_waits or has_effect(node)
+            return
         if node.op not in JOINED:
             self.nodes.append(node)
             return
@@ -53,16 +61,17 @@ class _Walk:
         bucket.bytes = bucket.bytes + sum((v.tensor.bytes for v in node.values()), start=0)  # type: ignore[operator]
         self.blocked.update(v.name for v in node.outputs)
         if self.facts.hint(bucket.bytes) >= self.limit:
-            self.flush()
+            self.send()
 
-    def flush(self) -> None:
-        """Sends all open buckets, and what waited for them follows."""
+    def send(self) -> None:
+        """Sends all open buckets; what waited for them is next."""
         for bucket in self.open.values():
             self.nodes.append(_merged(bucket))
         self.open.clear()
         self.blocked.clear()
-        waiting, self.waiting = self.waiting, []
-        self.nodes += waiting
+        self.effect_waits = False
+        self.queue.extendleft(reversed(self.waiting))
+        self.waiting.clear()
 
 
 def _key(node: Node) -> tuple[Attr, ...]:
@@ -86,8 +95,8 @@ def _merged(bucket: _Bucket) -> Node:
 
 
 def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
-    """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read are
-    views of inputs, which go before."""
+    """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read
+    are views of inputs, which go before."""
     early = {v.name for v in graph.inputs}
     views: dict[str, Node] = {}
     for node in graph.nodes:
@@ -133,8 +142,4 @@ def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
 def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     """The graph with collectives in buckets of about `limit` bytes."""
     graph = _with_gathers_joined(graph, limit)
-    walk = _Walk(graph.facts, limit)
-    for node in graph.nodes:
-        walk.take(node)
-    walk.flush()
-    return graph.replace(nodes=tuple(walk.nodes))
+    return graph.replace(nodes=_Walk(graph, limit).run())

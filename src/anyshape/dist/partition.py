@@ -239,8 +239,8 @@ class _Partitioner:
         yield from self.lookups(node, pins)
 
     def rows(self, node: Node) -> Iterator[tuple[int, Shard]]:
-        """Of what is made of numbers alone, dims that have as many elements as a batch has rows: each rank makes its own,
-        and needs not know how many the others have."""
+        """Of what is made of numbers alone, dims that have as many elements as a batch has rows: each rank makes its
+        own, and needs not know how many the others have."""
         if any(v.tensor.rank for v in node.values()) or row(node).kind == "pointwise":
             return
         for name in self.sharding.given:

@@ -65,8 +65,8 @@ def _of(operand: Operand | None, varies: dict[str, frozenset[str]]) -> frozenset
 
 def _varying(node: Node, varies: dict[str, frozenset[str]], free: set[str], sharded: frozenset[str],
              own: Sequence[str]) -> frozenset[str]:
-    """The free symbols on which a value depends that all ranks have in form; rows of a batch depend on their own, and so
-    does what is counted over them. own: symbols of the numbers of rows that a rank has."""
+    """The free symbols on which a value depends that all ranks have in form; rows of a batch depend on their own, and
+    so does what is counted over them. own: symbols of the numbers of rows that a rank has."""
     if all(value.name in sharded for value in node.outputs):
         return frozenset()
     if node.op == "full" and isinstance(node.inputs[0], Expr) and not node.output.tensor.rank:

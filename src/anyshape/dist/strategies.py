@@ -30,7 +30,9 @@ from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Expr, symbols_of
 
 PRODUCTS = ("tp", "sp")  # strategies that deal out products, all ranks with the same batch
-AXES = {"data": "ddp", "sequence": "sp", "sp": "sp", "ddp": "ddp", "zero1": "zero1", "fsdp": "fsdp", "tensor": "tp", "tp": "tp"}
+AXES = {"data": "ddp", "ddp": "ddp", "zero1": "zero1", "fsdp": "fsdp", "tensor": "tp", "tp": "tp", "sequence": "sp",
+        "sp": "sp"}
+ALONE = {"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor"}  # the one axis of a word
 WIDE = 1.0  # multiply-adds a byte: as if products were wide, so that they are always done in parts
 
 
@@ -61,7 +63,8 @@ class Strategy:
 
     def __str__(self) -> str:
         kinds = [f"{axis.name}: {kind}" for axis, kind in zip(self.mesh.axes, self.kinds, strict=True)]
-        return "\n".join([str(self.mesh), *kinds, *(f"{pattern} {axis}: {one}" for pattern, axis, one in self.overrides)])
+        fixed = [f"{pattern} {axis}: {one}" for pattern, axis, one in self.overrides]
+        return "\n".join([str(self.mesh), *kinds, *fixed])
 
 
 def strategy_of(given: object, world: int) -> Strategy:
@@ -79,12 +82,8 @@ def strategy_of(given: object, world: int) -> Strategy:
                               why="the name of an axis says what is dealt out along it",
                               do=f"call axes {', '.join(AXES)}, or pass a Strategy")
         found = Strategy(given, tuple(AXES[axis.name] for axis in given.axes))
-    elif given == "auto":
-        raise ConfigError('strategy="auto" is not there', why="the search over strategies is no part of this version",
-                          do=f"name one of {', '.join(sorted(set(AXES.values())))}, or pass a mesh")
     elif isinstance(given, str) and given in AXES.values():
-        found = Strategy(Mesh((Axis({"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor"}[given], world),)),
-                         (given,))
+        found = Strategy(Mesh((Axis(ALONE[given], world),)), (given,))
     else:
         raise ConfigError(f"strategy is {given!r}", why="it is a word, a mesh or a Strategy",
                           do=f"pass one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
@@ -98,7 +97,8 @@ def partitioned(graph: Graph, strategy: Strategy, roles: Roles) -> list[LocalGra
     """The local graphs of a step, axis after axis; ranks run the last one."""
     chain: list[LocalGraph] = []
     given = given_symbols(graph, roles)
-    order = sorted(range(len(strategy.kinds)), key=lambda place: strategy.kinds[place] not in PRODUCTS)  # products first
+    # products first: rows are dealt out of what each group of ranks shares
+    order = sorted(range(len(strategy.kinds)), key=lambda place: strategy.kinds[place] not in PRODUCTS)
     for place in order:
         axis, kind = strategy.mesh.axes[place], strategy.kinds[place]
         sharding = sharding_for(graph, axis, kind, roles, given, strategy.overrides)
@@ -155,8 +155,8 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
 
 
 def along_sequence(graph: Graph, local: LocalGraph) -> Sharding:
-    """The sharding of `local` with more pins: what is added up there, of the shape [batch, sequence, ...], or reshaped to
-    it, is dealt out along the sequence."""
+    """The sharding of `local` with more pins: what is added up there, of the shape [batch, sequence, ...], or reshaped
+    to it, is dealt out along the sequence."""
     summed = {v.name for node in local.graph.nodes if node.op == "all_reduce" for v in node.values()}
     pins = dict(local.sharding.pins)
     users = graph.users()

@@ -27,8 +27,9 @@ from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
 from anyshape.frontend.programs.session import Compilation
+from anyshape.frontend.train_step.auto_strategy import AUTO, searched
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
-from anyshape.frontend.train_step.distributed import as_batch, distribution_of
+from anyshape.frontend.train_step.distributed import as_batch, distribution_of, meet
 from anyshape.frontend.train_step.optimizer_state import StepStates
 from anyshape.frontend.train_step.step_module import StepState, WholeStep
 from anyshape.frontend.train_step.traced_gradients import gradients_of
@@ -86,7 +87,9 @@ class TrainStep:
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
         if strategy is not None:
-            self._whole.state.distribution = distribution_of(strategy, inner, optimizer, self._names)
+            meet(strategy, inner, optimizer)
+        if strategy is not None and strategy != AUTO:
+            self._whole.state.distribution = distribution_of(strategy, self._names)
         self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = CompiledCallable(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
@@ -127,7 +130,11 @@ class TrainStep:
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
         state = self._whole.state
-        if state.distribution is not None:
+        if self.settings.strategy is not None:
+            if state.distribution is None:  # the search needs a batch
+                one = self.settings
+                found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
+                state.distribution = distribution_of(found, self._names)
             arguments, keywords = as_batch((arguments, keywords))
         state.has_ended = False
         try:

@@ -24,7 +24,7 @@ from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed
 from anyshape.dist.lower import lowered
-from anyshape.dist.mesh import Mesh
+from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Shard, local_count
 from anyshape.dist.ragged import Needs, needs_of
@@ -33,6 +33,7 @@ from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
+from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph, Value
@@ -107,29 +108,40 @@ class Distribution:
                 release(part.tensor)
 
 
-def distribution_of(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
-                    names: Callable[[], list[str]]) -> Distribution:
-    """The distribution of a step by what the user passed as its strategy. All ranks call this: models are compared, and
-    take over the numbers of rank 0.
+def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """All ranks make a step: what they make it of is compared, and they take over the numbers of rank 0.
 
     Raises:
-        ConfigError: there are no processes, or the strategy does not fit them.
-        RankError: ranks differ in code, model or versions.
+        ConfigError: torch.distributed has no processes.
+        RankError: ranks differ in model, optimiser or versions.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(f"strategy is {given!r}, and there is one process",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
-    strategy = strategy_of(given, dist.get_world_size())
-    mesh = process_mesh(strategy.mesh)
+    every = process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    agree(mesh, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
-                 "the strategy": str(strategy), "the model": f"{type(model).__qualname__} {weights}",
-                 "the optimiser": f"{type(optimizer).__qualname__} {groups}"})
+    agree(every, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
+                  "the model": f"{type(model).__qualname__} {weights}",
+                  "the optimiser": f"{type(optimizer).__qualname__} {groups}"})
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(one.data, 0, group=mesh.control)
+            dist.broadcast(one.data, 0, group=every.control)
+
+
+def distribution_of(given: object, names: Callable[[], list[str]]) -> Distribution:
+    """The distribution of a step by what the user passed as its strategy; all ranks call this.
+
+    Raises:
+        ConfigError: the strategy does not fit the processes.
+        RankError: ranks were given other strategies.
+    """
+    if isinstance(given, StrategySearch):
+        given = given.runnable()
+    strategy = strategy_of(given, dist.get_world_size())
+    mesh = process_mesh(strategy.mesh)
+    agree(mesh, {"the strategy": str(strategy)})
     return Distribution(strategy, mesh, names)
 
 
