@@ -15,7 +15,7 @@ import numpy as np
 from anyshape.frontend.importer_onnx import known as k
 from anyshape.frontend.importer_onnx.known import MOST, Known, Unknown, known
 from anyshape.frontend.importer_onnx.model import ELEMENTS, numpy_dtype
-from anyshape.frontend.importer_onnx.table import Call
+from anyshape.frontend.importer_onnx.table import Call, Condition
 from anyshape.sym.expr import Expr, product
 
 Fold = Callable[[Call], Any]
@@ -130,7 +130,12 @@ def _comparison(name: str) -> Fold:
         a, b = c.at(0), c.at(1)
         if not (a.symbolic or b.symbolic) and not _whole(a, b):
             return None
-        return k.each(lambda x, y: k.compared(c.t.sizes.facts(), name, x, y), a, b, dtype="bool")
+        try:
+            return k.each(lambda x, y: k.compared(c.t.sizes.facts(), name, x, y), a, b, dtype="bool")
+        except Unknown:
+            if a.array.size == b.array.size == 1:
+                c.ask(Condition(name, a.items()[0], b.items()[0]))
+            raise
     return rule
 
 
@@ -191,7 +196,7 @@ def reshape(c: Call) -> Any:
 def squeeze(c: Call) -> Any:
     axes = c.ints(1, "axes")
     array = _array(c, 0)
-    chosen = None if axes is None else tuple(a % array.ndim for a in axes)
+    chosen = None if axes is None else tuple(c.dim(axis, array.ndim) for axis in axes)
     return Known(np.squeeze(array, chosen), c.at(0).dtype)
 
 
@@ -304,7 +309,7 @@ def _reduced(function: Callable[[Any, Any], Any], first: Any) -> Fold:
             if c.attr("noop_with_empty_axes", 0):
                 return one
             axes = tuple(range(one.array.ndim))
-        axes = tuple(axis % one.array.ndim for axis in axes)
+        axes = tuple(c.dim(axis, one.array.ndim) for axis in axes)
         return k.product_of(one, axes, bool(c.attr("keepdims", 1)), function, first)
     return rule
 

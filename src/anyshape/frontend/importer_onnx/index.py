@@ -111,7 +111,7 @@ def scatter_nd(c: Call) -> Any:
 def one_hot(c: Call) -> Any:
     at, depth, values = c.value(0), c.sizes(1)[0], c.value(2)
     rank = at.tensor.rank + 1
-    axis = c.attr("axis", -1) % rank
+    axis = c.dim(c.attr("axis", -1), rank)
     at = c.t.cast(at, "i64")
     at = c.op("where", c.op("lt", at, 0), c.op("add", at, depth), at)
     shape = at.tensor.shape
@@ -150,7 +150,7 @@ def reverse_sequence(c: Call) -> Any:
 @translates("TensorScatter")
 def tensor_scatter(c: Call) -> Any:
     past, update = c.value(0), c.value(1)
-    axis = c.attr("axis", -2) % past.tensor.rank
+    axis = c.dim(c.attr("axis", -2), past.tensor.rank)
     length, count, batch = past.tensor.shape[axis], update.tensor.shape[axis], past.tensor.shape[0]
     start = c.t.cast(c.value(2), "i64") if c.has(2) else c.t.full(0, (batch,), "i64")
     at = c.op("add", c.t.reshape(start, (batch, 1)), c.t.iota(count))

@@ -104,10 +104,15 @@ def remainder(facts: Facts, a: Any, b: Any) -> Any:
     raise Unknown
 
 
+def holds(name: str, a: Any, b: Any) -> bool:
+    """A comparison of numbers."""
+    return bool({"eq": a == b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[name])
+
+
 def compared(facts: Facts, name: str, a: Any, b: Any) -> bool:
     """Whether a comparison holds; Unknown where it depends on sizes."""
     if not isinstance(a, Expr) and not isinstance(b, Expr):
-        return bool({"eq": a == b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[name])
+        return holds(name, a, b)
     if isinstance(a, float) or isinstance(b, float):
         raise Unknown
     if name == "eq":

@@ -5,6 +5,7 @@ the model are read by plain relative names only: no absolute ones, no "..", no l
 """
 from __future__ import annotations
 
+import functools
 import math
 import os
 import stat
@@ -151,6 +152,7 @@ class Reader:
         if any(one.ref_attr_name for one in proto.attribute):
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
+        _check_arity(proto, domain, version)
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 
@@ -281,12 +283,30 @@ class Reader:
                                             for key, value in defaults.items()})
 
     def _function(self, proto: Any, node: OnnxNode, defaults: Mapping[str, Any] | None = None) -> OnnxFunction:
-        opsets = {_domain(one.domain): int(one.version) for one in proto.opset_import} or self.opsets
+        opsets = {**self.opsets, **{_domain(one.domain): int(one.version) for one in proto.opset_import}}
         given = {one.name: self._attribute(one, 0, {}) for one in proto.attribute_proto}
         given.update(defaults or {})
         given.update(node.attributes)
         nodes = tuple(self._node(one, 0, given, opsets) for one in proto.node)
         return OnnxFunction(tuple(proto.input), tuple(proto.output), nodes)
+
+
+@functools.cache
+def _arity(op: str, domain: str, version: int) -> tuple[int, int, int] | None:
+    """The least and the largest number of operands, and the largest of results; None of an unknown operator."""
+    try:
+        schema = onnx.defs.get_schema(op, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    return schema.min_input, schema.max_input, schema.max_output
+
+
+def _check_arity(proto: Any, domain: str, version: int) -> None:
+    found = _arity(proto.op_type, domain, version)
+    if found is not None and not (found[0] <= len(proto.input) <= found[1] and len(proto.output) <= found[2]):
+        raise _refuse(f"the node {proto.op_type} {proto.name or ', '.join(proto.output)} is not well formed",
+                      f"it has {len(proto.input)} operands and {len(proto.output)} results; the operator takes "
+                      f"{found[0]} to {found[1]}, and gives at most {found[2]}")
 
 
 def _resolved(proto: Any, outer: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ def _axes(c: Call) -> tuple[int, ...] | None:
     if not axes:
         return None if (c.attr("noop_with_empty_axes", 0) and axes is not None) or (
             axes is None and c.attr("noop_with_empty_axes", 0)) else tuple(range(rank))
-    return tuple(sorted({axis % rank for axis in axes}))
+    return tuple(sorted({c.dim(axis, rank) for axis in axes}))
 
 
 def _least(dtype: str, sign: int) -> Any:
@@ -125,7 +125,7 @@ def softmax(c: Call) -> Any:
 @translates("CumSum", "CumProd")
 def scan(c: Call) -> Any:
     x = c.value(0)
-    axis = int(c.numbers(1)[0]) % max(x.tensor.rank, 1)
+    axis = c.dim(int(c.numbers(1)[0]), x.tensor.rank)
     row = c.name.lower()
     if c.attr("reverse", 0):
         x = c.op("flip", x, dims=(axis,))

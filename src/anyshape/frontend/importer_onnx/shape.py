@@ -75,7 +75,7 @@ def squeeze(c: Call) -> Any:
     if axes is None:
         chosen = {d for d, n in enumerate(x.tensor.shape) if n == 1}
     else:
-        chosen = {axis % rank for axis in axes}
+        chosen = {c.dim(axis, rank) for axis in axes}
     for d in chosen:
         if x.tensor.shape[d] != 1:
             raise Mismatch(x.tensor.shape[d], 1)
@@ -88,7 +88,7 @@ def unsqueeze(c: Call) -> Any:
     axes = c.ints(1, "axes")
     rank = x.tensor.rank + len(axes)
     own = iter(x.tensor.shape)
-    places = {axis % rank for axis in axes}
+    places = {c.dim(axis, rank) for axis in axes}
     return c.t.reshape(x, tuple(1 if d in places else next(own) for d in range(rank)))
 
 
@@ -191,7 +191,7 @@ def slice_(c: Call) -> Any:
         starts, ends = c.attr("starts"), c.attr("ends")
         axes, steps = c.attr("axes", tuple(range(len(starts)))), (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = axis % rank
+        axis = c.dim(axis, rank)
         size = x.tensor.shape[axis]
         if step > 0:
             begin, stop = _bound(c, start, size, 0, size), _bound(c, end, size, 0, size)
@@ -243,7 +243,7 @@ def pad(c: Call) -> Any:
     x, mode = c.value(0), c.attr("mode", "constant")
     rank = x.tensor.rank
     given = list(c.sizes(1)) if c.has(1) else list(c.attr("pads", c.attr("paddings", ())))
-    axes = [axis % rank for axis in c.ints(3, default=range(rank))]
+    axes = [c.dim(axis, rank) for axis in c.ints(3, default=range(rank))]
     half = len(given) // 2
     low: list[Size] = [0] * rank
     high: list[Size] = [0] * rank
@@ -310,7 +310,7 @@ def _padded(c: Call, x: Value, axis: int, low: Size, high: Size, mode: str) -> V
 def center_crop_pad(c: Call) -> Any:
     x, wanted = c.value(0), c.sizes(1)
     rank = x.tensor.rank
-    axes = [axis % rank for axis in c.attr("axes", tuple(range(rank)))]
+    axes = [c.dim(axis, rank) for axis in c.attr("axes", tuple(range(rank)))]
     facts = c.t.sizes.facts()
     for axis, want in zip(axes, wanted, strict=True):
         have = x.tensor.shape[axis]
@@ -347,7 +347,8 @@ def space_to_depth(c: Call) -> Any:
     x, size = c.value(0), c.attr("blocksize")
     n, depth, h, w = x.tensor.shape
     rows, columns = floordiv(h, size), floordiv(w, size)
-    x = c.t.permute(c.t.reshape(x, (n, depth, rows, size, columns, size)), (0, 3, 5, 1, 2, 4))
+    order = (0, 3, 5, 1, 2, 4) if c.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    x = c.t.permute(c.t.reshape(x, (n, depth, rows, size, columns, size)), order)
     return c.t.reshape(x, (n, depth * size * size, rows, columns))
 
 

@@ -35,7 +35,7 @@ def fourier(c: Call) -> Any:
     x = c.value(0)
     rank = x.tensor.rank
     axis = int(c.numbers(2)[0]) if c.has(2) else c.attr("axis", 1 if c.version < 20 else -2)
-    axis = axis % rank
+    axis = c.dim(axis, rank)
     size = c.sizes(1)[0] if c.has(1) else None
     inverse, half = bool(c.attr("inverse", 0)), bool(c.attr("onesided", 0))
     count = x.tensor.shape[axis] if size is None else size

@@ -61,6 +61,16 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     padding = low
     if low != high or any(isinstance(n, Expr) for n in low):
         x, padding = around(c, x, low, high), [0] * len(low)
+    if len(kernel) == 1 and c.attr("group", 1) == 1 and x.tensor.dtype == "f32":
+        # over one row of an image, for which there is a routine of our own
+        x, w = (c.t.reshape(v, (*v.tensor.shape[:2], 1, v.tensor.shape[2])) for v in (x, w))
+        found = _conv(c, x, w, bias, (1, *kernel), (1, *strides), [0, *padding], (1, *dilations))
+        return c.t.reshape(found, (*found.tensor.shape[:2], found.tensor.shape[3]))  # type: ignore[no-any-return]
+    return _conv(c, x, w, bias, kernel, strides, padding, dilations)
+
+
+def _conv(c: Call, x: Value, w: Value, bias: Value | None, kernel: Any, strides: Any, padding: Any,
+          dilations: Any) -> Value:
     spatial = [extent(n, k, s, int(p), a)
                for n, k, s, p, a in zip(x.tensor.shape[2:], kernel, strides, padding, dilations, strict=True)]
     groups = c.attr("group", 1)
@@ -68,7 +78,7 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     # as a trace of PyTorch has it, so that the passes take it on
     return c.extern(  # type: ignore[no-any-return]
         "aten.convolution.default", x, w, bias, list(strides), list(padding), list(dilations), False,
-        [0] * len(low), groups, types=kind)
+        [0] * len(kernel), groups, types=kind)
 
 
 @translates("ConvTranspose")
@@ -138,7 +148,6 @@ def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations:
 @translates("MaxPool")
 def max_pool(c: Call) -> Any:
     x, kernel = c.value(0), tuple(c.attr("kernel_shape"))
-    count = len(kernel)
     strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     shape = (*x.tensor.shape[:2], *_pooled(c, x, kernel, strides, dilations, low, high))
     if c.wants(1):
@@ -240,7 +249,7 @@ def resize(c: Call) -> Any:
     x = c.value(0)
     rank = x.tensor.rank
     old = c.name == "Upsample" or c.version < 11
-    axes = [axis % rank for axis in c.attr("axes", tuple(range(rank)))]
+    axes = [c.dim(axis, rank) for axis in c.attr("axes", tuple(range(rank)))]
     place = 1 if old else 2
     scales: list[float | None] = [1.0] * rank
     shape = list(x.tensor.shape)

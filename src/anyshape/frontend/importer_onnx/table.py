@@ -7,12 +7,13 @@ ONNX gives to a composed operator, then the host's function of that name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import InputError, VerifyError
 from anyshape.frontend.aten.table import Decline, Translator, translation_of
 from anyshape.frontend.importer_onnx.known import Known, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
@@ -56,6 +57,23 @@ class NeedsFixed(Exception):
         self.names = tuple(sorted(symbols_of(size)))
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of sizes (lt, le, gt, ge, eq), which a call decides."""
+
+    name: str
+    a: Size
+    b: Size
+
+
+class NeedsDecision(Exception):
+    """An If goes by a comparison of sizes: there is a program for either answer."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(f"{condition.a} {condition.name} {condition.b}")
+        self.condition = condition
+
+
 class Opaque:
     """What a program cannot hold: a list of tensors, text, a dtype that torch lacks; it is there when the call runs."""
 
@@ -68,18 +86,19 @@ class Call:
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
     is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
-    checked for.
+    checked for. ask: notes that the result is a comparison of sizes.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
                  constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None],
-                 assume: Callable[[Size], None]) -> None:
+                 assume: Callable[[Size], None], ask: Callable[[Condition], None]) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
         self._constant = constant
         self._note = note
         self.assume = assume
+        self.ask = ask
 
     def op(self, row: str, *operands: Any, **attrs: Attr) -> Value:
         """Appends an equation with one result. Raises Mismatch where dims meet that may differ."""
@@ -217,9 +236,17 @@ class Call:
 
     def axis(self, default: int = -1, rank: int | None = None, name: str = "axis") -> int:
         """The attribute `axis`, counted from the left."""
-        axis, rank = self.attr(name, default), self.rank() if rank is None else rank
-        if not -rank <= axis < max(rank, 1):
-            raise VerifyError(f"there is no axis {axis} in rank {rank}", where=str(self.node))
+        return self.dim(self.attr(name, default), self.rank() if rank is None else rank)
+
+    def dim(self, axis: int, rank: int) -> int:
+        """An axis counted from the left.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not -max(rank, 1) <= axis < max(rank, 1):
+            raise InputError(f"{self.node} names the axis {axis}", where=str(self.node), do="check the model",
+                             why=f"its operand has rank {rank}")
         return axis % rank if rank else 0
 
     # ---- other operators

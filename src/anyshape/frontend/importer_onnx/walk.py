@@ -13,6 +13,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,16 @@ from anyshape.frontend.importer_onnx import (
 from anyshape.frontend.importer_onnx.known import Known, Unknown, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsFixed, NeedsNumber, NeedsSize, Opaque
+from anyshape.frontend.importer_onnx.table import (
+    ROWS,
+    Call,
+    Condition,
+    NeedsDecision,
+    NeedsFixed,
+    NeedsNumber,
+    NeedsSize,
+    Opaque,
+)
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
@@ -54,6 +64,10 @@ FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
 HOST_ONLY = frozenset(("Loop", "Scan"))
+
+
+MOST_BODIES = 20_000  # that are opened
+MOST_NAMES = 500  # parts of a name, which grows with each body inside of another
 
 
 class Equal(Exception):
@@ -144,12 +158,13 @@ class Walk:
 
     Args:
         name: of the graph. entries: its inputs. nodes, constants: of the model. outputs: names that are wanted.
-        equal: symbol -> size that stands for it. facts: of the symbols.
+        equal: symbol -> size that stands for it. facts: of the symbols. decided: comparisons of sizes, by a call.
     """
 
     def __init__(self, name: str, reader: Reader, target: Target, entries: Sequence[Entry],
                  nodes: Sequence[OnnxNode], outputs: Sequence[str], constants: Mapping[str, np.ndarray],
-                 equal: Mapping[str, Size], facts: Facts) -> None:
+                 equal: Mapping[str, Size], facts: Facts,
+                 decided: Mapping[Condition, bool] = MappingProxyType({})) -> None:
         self.reader = reader
         self.equal = dict(equal)
         self.builder = Builder(name, facts)
@@ -164,6 +179,8 @@ class Walk:
         self.externs: list[tuple[str, str, str]] = []
         self.needs: list[Size] = []
         self.same: dict[Size, Size] = {}
+        self.decided = dict(decided)
+        self.asked: dict[str, Condition] = {}  # results that are comparisons of sizes
         self.inlined = 0
         # the inputs that a value is made of; and those whose elements may be asked for in its place
         self.roots: dict[str, frozenset[str]] = {entry.name: frozenset((entry.name,)) for entry in entries}
@@ -287,7 +304,8 @@ class Walk:
         for _ in range(16):
             settled = [self._cut(one) for one in inputs]
             try:
-                return attempt(Call(node, settled, self.t, self._constant, self._note, self.assume))
+                return attempt(Call(node, settled, self.t, self._constant, self._note, self.assume,
+                                    lambda condition: self.asked.update({node.outputs[0]: condition})))
             except Mismatch as found:
                 del self.builder.nodes[mark[0]:]
                 del self.externs[mark[1]:]
@@ -342,7 +360,12 @@ class Walk:
             _Inline: the branch. NeedsNumber: of the condition.
         """
         if not isinstance(condition, Known):
-            raise NeedsNumber(node.inputs[0])
+            asked = self.asked.get(node.inputs[0])
+            if asked is None:
+                raise NeedsNumber(node.inputs[0])
+            if asked not in self.decided:
+                raise NeedsDecision(asked)
+            condition = known(np.array(self.decided[asked]))
         if condition.symbolic or condition.array.size != 1:
             raise InputError(f"the condition of {node} is no single bool", where=str(node), do="check the model",
                              why=f"its shape is {list(condition.shape)}")
@@ -360,10 +383,11 @@ class Walk:
 
     def _prefix(self, node: OnnxNode) -> str:
         self.inlined += 1
-        if self.inlined > 20_000:
-            raise InputError("the model's functions do not end", where=str(node), why="20,000 bodies were opened",
-                             do="check the model")
-        return f"{node.outputs[0] if node.outputs else node.op}/{self.inlined}/"
+        prefix = f"{node.outputs[0] if node.outputs else node.op}/{self.inlined}/"
+        if self.inlined > MOST_BODIES or prefix.count("/") > MOST_NAMES:
+            raise InputError("the model's functions do not end", where=str(node)[:200], do="check the model",
+                             why=f"{self.inlined} bodies were opened, one in the other")
+        return prefix
 
     def _inline(self, node: OnnxNode, inputs: Sequence[Any]) -> None:
         """Takes a composed operator apart."""
@@ -468,7 +492,7 @@ class Walk:
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):
             node = OnnxNode("Identity", "", 13, (), ())
-            return Call(node, (), self.t, self._constant, self._note, self.assume).tensor(found)
+            return Call(node, (), self.t, self._constant, self._note, self.assume, lambda _: None).tensor(found)
         assert isinstance(found, Value)
         return found
 
@@ -507,7 +531,7 @@ def _used(nodes: Sequence[OnnxNode], outputs: Sequence[str]) -> list[str]:
 
 def imported(name: str, reader: Reader, target: Target, entries: Sequence[Entry], nodes: Sequence[OnnxNode],
              outputs: Sequence[str], constants: Mapping[str, np.ndarray], ones: Mapping[str, Size],
-             facts: Facts) -> Imported:
+             facts: Facts, decided: Mapping[Condition, bool] = MappingProxyType({})) -> Imported:
     """The graph of nodes, with sizes that have to be equal written as one.
 
     Raises:
@@ -516,7 +540,8 @@ def imported(name: str, reader: Reader, target: Target, entries: Sequence[Entry]
     equal = dict(ones)
     for _ in range(256):
         try:
-            return Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts).run()
+            return Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts,
+                        decided).run()
         except Equal as found:
             size = substitute(found.size, equal)
             if found.name in symbols_of(size):

@@ -218,8 +218,8 @@ def _scattered(c: Call, row: str, x: Value, updates: Value) -> Value:
         spot = c.op("where", inside, spot, c.t.full(-1, spot.tensor.shape, "i64"))  # nowhere
     count, total = product(part), product(shape)
     places = c.t.reshape(c.t.broadcast(spot, part), (count,))
-    source = c.t.reshape(updates, (count,))
+    values = c.t.reshape(updates, (count,))
     target = c.t.reshape(x, (total,))
     if c.dtype in COMPLEX:
         raise Decline("of complex numbers")
-    return c.t.reshape(c.op(row, target, source, places, dim=0), shape)
+    return c.t.reshape(c.op(row, target, values, places, dim=0), shape)

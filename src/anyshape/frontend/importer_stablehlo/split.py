@@ -69,8 +69,8 @@ class _Inliner:
 
     def _into(self, found: list[Operation], block: Block, known: dict[str, str], numbers: Iterator[int], depth: int
               ) -> None:
-        if depth > 256 or self.done > MOST_OPERATIONS:
-            raise InputError("functions call each other without end", where="the module", why="256 were open",
+        if depth > 64 or self.done > MOST_OPERATIONS:
+            raise InputError("functions call each other without end", where="the module", why="64 were open",
                              do="check where the module comes from")
         for one in block.operations:
             self.done += 1

@@ -37,7 +37,7 @@ from anyshape.sym.prover import prove_nonnegative
 # importing these fills the tables of rows and of translations
 TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, reduce, shapes)
 
-MOST_CALLS = 256  # functions that are open at once
+MOST_CALLS = 64  # functions that are open at once
 MOST_EQUAL = 256
 
 

@@ -19,10 +19,17 @@ from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.known import known
+from anyshape.frontend.importer_onnx.known import holds, known
 from anyshape.frontend.importer_onnx.model import OnnxNode, OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.table import NeedsFixed, NeedsNumber, NeedsSize, Opaque
+from anyshape.frontend.importer_onnx.table import (
+    Condition,
+    NeedsDecision,
+    NeedsFixed,
+    NeedsNumber,
+    NeedsSize,
+    Opaque,
+)
 from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols, to_tensor
 from anyshape.frontend.onnx_program import host
 from anyshape.frontend.programs.compile_program import NativeProgram
@@ -80,6 +87,7 @@ class Stage:
         self.sizes: list[str] = []
         self.numbers: list[str] = []
         self.fixed: list[str] = []
+        self.conditions: list[Condition] = []
         self.places: dict[str, tuple[str, int]] = {}  # where a symbol is read from
         if need is not None:
             (self.numbers if isinstance(need, NeedsNumber) else self.sizes).append(need.name)
@@ -136,7 +144,14 @@ class Stage:
                 kind = (*kind, tuple(value.shape), tuple(n if n <= 1 else "n" for n in value.view(-1).tolist()))
             key.append(kind)
         key += [self._read(name, values) for name in self.fixed]
+        key += [self._holds(condition, values) for condition in self.conditions]
         return tuple(key)
+
+    def _holds(self, condition: Condition, values: Values) -> bool:
+        """Whether a comparison of sizes holds in a call."""
+        names = {one for size in (condition.a, condition.b) for one in symbols_of(size)}
+        numbers = {one: self._read(one, values) for one in names}
+        return holds(condition.name, evaluate(condition.a, numbers), evaluate(condition.b, numbers))
 
     def _read(self, symbol_name: str, values: Values) -> int:
         """The number that a symbol is in a call."""
@@ -213,6 +228,8 @@ class Stage:
                     self._wants(need, values)
                 except NeedsFixed as need:
                     self.fixed += [name for name in need.names if name not in self.fixed]
+                except NeedsDecision as need:
+                    self.conditions.append(need.condition)
                 key = self._key(values)
         raise Unsupported(f"{self.shared.name} cannot be compiled", where="anyshape.compile_onnx",
                           why="its inputs' elements are needed again and again", do="report this model")
@@ -244,6 +261,8 @@ class Stage:
             (self.numbers if isinstance(need, NeedsNumber) else self.sizes).append(need.name)
         except NeedsFixed as need:
             self.fixed += need.names
+        except NeedsDecision as need:
+            self.conditions.append(need.condition)
         return None
 
     def keep(self, variant: Variant, values: Values) -> None:
@@ -273,14 +292,15 @@ class Stage:
         equal |= dict.fromkeys(ones, 1)
         target = target_of(shared.compilation.config)
         label = clean(shared.name)[:40]
-        made = imported(label, shared.reader, target, entries, self.nodes, self.outputs, self.constants, equal, facts)
-        program = None
-        if made.gives:
-            program = self._program(made, places, facts)
+        made = imported(label, shared.reader, target, entries, self.nodes, self.outputs, self.constants, equal, facts,
+                        {condition: self._holds(condition, values) for condition in self.conditions})
+        program = self._program(made, places) if made.gives else None
+        if made.cut is not None:
+            shared.compilation.cut(label, made.cut.why)
         return Variant(made, program, tuple(binds), tuple(sizes),
                        {**made.fixed, **{name: _tensor(array) for name, array in made.left.items()}})
 
-    def _program(self, made: Imported, places: Mapping[str, str], facts: Facts) -> Any:
+    def _program(self, made: Imported, places: Mapping[str, str]) -> Any:
         compilation = self.shared.compilation
         number = compilation.next_graph(tuple((one, place, one) for one, place in places.items()))
         graph = made.graph.replace(name=f"{number}_{made.graph.name}")
@@ -294,8 +314,6 @@ class Stage:
         notes = Notes(constants=made.constants, externs=made.externs)
         program = NativeProgram(f"{number}.inference", compiled, notes)
         compilation.register(program)
-        if made.cut is not None:
-            compilation.cut(program.name, made.cut.why)
         return program
 
     def _entry(self, name: str, kind: Any, values: Values, places: dict[str, str], sizes: list[tuple[str, int]],

@@ -110,20 +110,37 @@ def _swapped(w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 def _by_torch(kind: str, x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, states: list[Optional],
               hidden: int, direction: str, layout: int, order: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """PyTorch's own layer; gates in its order."""
+    weights: list[torch.Tensor] = []
+    for d in range(2 if direction == "bidirectional" else 1):
+        weights += [_swapped(w[d], order), _swapped(r[d], order)]
+        if bias is not None:
+            weights += [_swapped(part, order) for part in bias[d].chunk(2)]
+    return recurrent(kind, x, weights, states, hidden, bias is not None, direction, layout)
+
+
+def recurrent(kind: str, x: torch.Tensor, weights: Sequence[torch.Tensor], states: Sequence[Optional], hidden: int,
+              biased: bool, direction: str, layout: int) -> tuple[torch.Tensor, ...]:
+    """PyTorch's layer of that kind (lstm, gru, rnn), with weights in its order; results as ONNX has them."""
     if layout:
         x = x.transpose(0, 1)
         states = [None if one is None else one.transpose(0, 1) for one in states]
     count = 2 if direction == "bidirectional" else 1
+    if not x.shape[0] or not x.shape[1]:  # which PyTorch refuses
+        ends = [x.new_zeros(count, x.shape[1], hidden) if one is None else one.clone() for one in states]
+        shape = (x.shape[1], 0, count, hidden) if layout else (x.shape[0], count, x.shape[1], hidden)
+        return (x.new_zeros(shape), *(one.transpose(0, 1).contiguous() if layout else one for one in ends))
     x = x.flip(0) if direction == "reverse" else x
-    weights: list[torch.Tensor] = []
-    for d in range(count):
-        weights += [_swapped(w[d], order), _swapped(r[d], order)]
-        if bias is not None:
-            weights += [_swapped(part, order) for part in bias[d].chunk(2)]
     given = [x.new_zeros(count, x.shape[1], hidden) if one is None else one.contiguous() for one in states]
-    rest = (weights, bias is not None, 1, 0.0, False, count == 2, False)
-    call = {"lstm": torch.lstm, "gru": torch.gru, "rnn": torch.rnn_tanh}[kind]
-    y, *ends = call(x.contiguous(), given if kind == "lstm" else given[0], *rest)  # type: ignore[operator]
+    if x.shape[0] == count == 1:  # one step: the layer would reorder its weights for it
+        cell = {"lstm": torch.lstm_cell, "gru": torch.gru_cell, "rnn": torch.rnn_tanh_cell}[kind]
+        state = [one[0] for one in given]
+        after = cell(x[0], state if kind == "lstm" else state[0], *weights)  # type: ignore[operator]
+        ends = [one.unsqueeze(0) for one in (after if kind == "lstm" else (after,))]
+        y = ends[0]
+    else:
+        rest = (list(weights), biased, 1, 0.0, False, count == 2, False)
+        call = {"lstm": torch.lstm, "gru": torch.gru, "rnn": torch.rnn_tanh}[kind]
+        y, *ends = call(x.contiguous(), given if kind == "lstm" else given[0], *rest)  # type: ignore[operator]
     y = y.flip(0) if direction == "reverse" else y
     y = y.unflatten(2, (count, hidden)).transpose(1, 2)
     if layout:
@@ -139,26 +156,51 @@ def _usual(x: torch.Tensor, names: Sequence[str], usual: Sequence[str], clip: fl
     return whole and all(one.lower() == usual[place % len(usual)] for place, one in enumerate(names))
 
 
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensor as whole numbers 0..255 less their zero point, in f32, and its scale
+    (ONNX DynamicQuantizeLinear-11)."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero = (-low / scale).clamp(0, 255).round()
+    return (x / scale).round().add_(zero).clamp_(0, 255).sub_(zero), scale
+
+
+def _times(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x times quantised weights [inputs, columns], x quantised too. Sums of whole numbers are exact in f32 below 2^24,
+    beyond that in f64."""
+    if not x.numel():
+        return x.new_zeros(*x.shape[:-1], w.shape[-1])
+    whole, own = quantized(x)
+    if w.shape[0] > 514:  # 255 * 128 * 514 < 2^24
+        whole, w = whole.double(), w.double()
+    return (whole @ w).to(x.dtype) * (own * scale)
+
+
 def lstm(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, lengths: Optional, h: Optional,
          c: Optional, peephole: Optional, hidden: int, direction: str, names: Sequence[str], alphas: Sequence[float],
-         betas: Sequence[float], clip: float, layout: int, forget: int) -> tuple[torch.Tensor, ...]:
-    """LSTM: outputs, last h, last c."""
+         betas: Sequence[float], clip: float, layout: int, forget: int, w_scale: Optional = None,
+         r_scale: Optional = None) -> tuple[torch.Tensor, ...]:
+    """LSTM: outputs, last h, last c. With scales the weights are whole numbers that lie transposed, and operands are
+    quantised in each call (com.microsoft DynamicQuantizeLSTM-1)."""
     timed = x.transpose(0, 1) if layout else x
-    if peephole is None and not forget and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
+    plain = w_scale is None and peephole is None and not forget
+    if plain and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
         return _by_torch("lstm", x, w, r, bias, [h, c], hidden, direction, layout, (0, 2, 3, 1))
     functions = _functions(names, alphas, betas)
     cut = _limited(clip)
 
     def cell(d: int, inputs: torch.Tensor) -> tuple[torch.Tensor, Step]:
         f, g, k = functions[3 * d:3 * d + 3]
-        projected = inputs @ w[d].T
+        projected = inputs @ w[d].T if w_scale is None else _times(inputs, w[d], w_scale[d])
         if bias is not None:
             projected = projected + sum(bias[d].chunk(2))
         p = peephole[d].chunk(3) if peephole is not None else None
 
         def step(now: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             before, memory = state
-            i, o, forgets, new = (now + before @ r[d].T).chunk(4, 1)
+            after = before @ r[d].T if r_scale is None else _times(before, r[d], r_scale[d])
+            i, o, forgets, new = (now + after).chunk(4, 1)
             if p is not None:
                 i, forgets = i + p[0] * memory, forgets + p[2] * memory
             i = f(cut(i))

@@ -1,0 +1,282 @@
+"""The ONNX front end: one program for all sizes, sizes that are data, control flow, quantised operators, bad files."""
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import anyshape
+from anyshape.base.errors import AnyShapeError, InputError, Unsupported
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def model(nodes: list[Any], inputs: dict[str, Any], outputs: list[str], constants: dict[str, Any] | None = None,
+          opset: int = 18, kinds: dict[str, int] | None = None, functions: Any = ()) -> Any:
+    """A model; inputs are shapes, of floats where `kinds` says nothing else."""
+    kinds = kinds or {}
+    graph = helper.make_graph(
+        nodes, "made", [helper.make_tensor_value_info(name, kinds.get(name, FLOAT), shape)
+                        for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, kinds.get(name, FLOAT), None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10,
+                             functions=list(functions))
+
+
+def same(made: Any, compiled: Any, feed: dict[str, np.ndarray], close: float = 1e-5) -> None:
+    """Our results are onnxruntime's."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    wanted = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, feed)
+    found = compiled(**feed)
+    found = found if isinstance(found, tuple) else (found,)
+    for have, want in zip(found, wanted, strict=True):
+        assert have.shape == want.shape and have.dtype == want.dtype
+        np.testing.assert_allclose(have, want, close, close)
+
+
+def encoder() -> Any:
+    draw = np.random.default_rng(0)
+    node = helper.make_node
+    constants: dict[str, Any] = {f"w{name}": draw.standard_normal((32, 32)).astype(np.float32) * 0.1 for name in "qkvo"}
+    constants |= {"heads": np.array([0, 0, 4, 8]), "flat": np.array([0, 0, -1]), "scale": np.float32(8**-0.5)}
+    nodes = []
+    for name in "qkv":
+        nodes += [node("MatMul", ["x", f"w{name}"], [f"{name}0"]), node("Reshape", [f"{name}0", "heads"], [f"{name}1"]),
+                  node("Transpose", [f"{name}1"], [name], perm=[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3])]
+    nodes += [node("MatMul", ["q", "k"], ["scores"]), node("Mul", ["scores", "scale"], ["scaled"]),
+              node("Softmax", ["scaled"], ["weights"]), node("MatMul", ["weights", "v"], ["mixed"]),
+              node("Transpose", ["mixed"], ["turned"], perm=[0, 2, 1, 3]),
+              node("Reshape", ["turned", "flat"], ["rows"]),
+              node("MatMul", ["rows", "wo"], ["out"]), node("Add", ["out", "x"], ["y"])]
+    return model(nodes, {"x": ["batch", "time", 32]}, ["y"], constants)
+
+
+def test_an_encoder_is_one_program_for_all_sizes():
+    made = encoder()
+    before = anyshape.stats()["programs"]
+    compiled = anyshape.compile_onnx(made.SerializeToString())
+    draw = np.random.default_rng(1)
+    for batch, time in ((1, 1), (2, 7), (3, 33), (5, 1), (1, 64)):
+        same(made, compiled, {"x": draw.standard_normal((batch, time, 32)).astype(np.float32)})
+    assert anyshape.stats()["programs"] == before + 1
+    assert compiled(np.zeros((0, 3, 32), np.float32)).shape == (0, 3, 32)
+    assert "batch" in str(compiled.explain())
+
+
+def test_torch_tensors_come_back_as_such():
+    compiled = anyshape.compile_onnx(encoder())
+    found = compiled(torch.ones(2, 3, 32))
+    assert isinstance(found, torch.Tensor) and found.shape == (2, 3, 32)
+
+
+def test_dims_that_broadcast_are_1_or_equal():
+    made = model([helper.make_node("Add", ["a", "b"], ["y"])], {"a": [None, None], "b": [None, None]}, ["y"])
+    compiled = anyshape.compile_onnx(made)
+    draw = np.random.default_rng(2)
+    for a, b in (((2, 3), (2, 3)), ((2, 1), (2, 3)), ((1, 3), (4, 1)), ((1, 1), (1, 1)), ((5, 3), (1, 3))):
+        same(made, compiled, {"a": draw.random(a, np.float32), "b": draw.random(b, np.float32)})
+    with pytest.raises(InputError):
+        compiled(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32))
+
+
+def test_sizes_that_are_data_are_symbols():
+    made = model([helper.make_node("Reshape", ["x", "shape"], ["y"])], {"x": ["n"], "shape": [2]}, ["y"],
+                 kinds={"shape": INT64})
+    before = anyshape.stats()["programs"]
+    compiled = anyshape.compile_onnx(made)
+    for shape in ((2, 3), (3, 4), (5, 7)):
+        same(made, compiled, {"x": np.arange(shape[0] * shape[1], dtype=np.float32), "shape": np.array(shape)})
+    assert anyshape.stats()["programs"] == before + 1
+    same(made, compiled, {"x": np.arange(6, dtype=np.float32), "shape": np.array([-1, 2])})
+
+
+def test_sizes_are_computed_from_shapes():
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["b"]), node("Gather", ["s", "one"], ["t"]),
+             node("Mul", ["t", "two"], ["t2"]), node("Div", ["t2", "four"], ["half"]),
+             node("Unsqueeze", ["b", "axis"], ["b1"]), node("Unsqueeze", ["half", "axis"], ["h1"]),
+             node("Concat", ["b1", "h1", "two1"], ["to"], axis=0), node("Reshape", ["x", "to"], ["y"])]
+    made = model(nodes, {"x": ["b", "t"]}, ["y"], {"zero": np.int64(0), "one": np.int64(1), "two": np.int64(2),
+                                                   "four": np.int64(4), "axis": np.array([0]), "two1": np.array([2])})
+    compiled = anyshape.compile_onnx(made)
+    for shape in ((2, 6), (3, 8), (1, 2)):
+        same(made, compiled, {"x": np.random.default_rng(3).random(shape, np.float32)})
+
+
+def test_branches_and_loops_that_the_data_decide():
+    branch = [helper.make_graph([helper.make_node(op, ["x", "x"], [op])], op, [],
+                                [helper.make_tensor_value_info(op, FLOAT, None)]) for op in ("Add", "Mul")]
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "x"], ["w"]), helper.make_node("Identity", ["go"], ["on"]),
+         helper.make_node("Identity", ["w"], ["row"])], "body",
+        [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", BOOL, []),
+         helper.make_tensor_value_info("v", FLOAT, None)],
+        [helper.make_tensor_value_info("on", BOOL, []), helper.make_tensor_value_info("w", FLOAT, None),
+         helper.make_tensor_value_info("row", FLOAT, None)])
+    nodes = [helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+             helper.make_node("Greater", ["sum", "zero"], ["c"]),
+             helper.make_node("If", ["c"], ["y"], then_branch=branch[0], else_branch=branch[1]),
+             helper.make_node("Loop", ["count", "", "y"], ["z", "rows"], body=body)]
+    made = model(nodes, {"x": ["n"], "count": []}, ["y", "z", "rows"], {"zero": np.float32(0)}, kinds={"count": INT64})
+    compiled = anyshape.compile_onnx(made)
+    for x, count in (([1.0, 2.0], 3), ([-1.0, -2.0, 0.5], 2), ([3.0], 1)):
+        same(made, compiled, {"x": np.array(x, np.float32), "count": np.array(count)})
+
+
+def test_quantised_products_are_exact():
+    draw = np.random.default_rng(4)
+    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+             helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["p"])]
+    made = model(nodes, {"x": ["n", 300]}, ["p", "s"], {
+        "w": draw.integers(-128, 127, (300, 20), np.int8), "wz": np.int8(3)}, kinds={"p": TensorProto.INT32})
+    compiled = anyshape.compile_onnx(made)
+    for rows in (1, 5):
+        same(made, compiled, {"x": draw.standard_normal((rows, 300)).astype(np.float32)}, 0)
+
+
+@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_loop_inside_of_one_program(op, gates):
+    draw = np.random.default_rng(5)
+    constants = {name: draw.standard_normal(shape).astype(np.float32) * 0.3 for name, shape in (
+        ("w", (2, gates * 8, 6)), ("r", (2, gates * 8, 8)), ("b", (2, gates * 16)))}
+    made = model([helper.make_node(op, ["x", "w", "r", "b"], ["y", "h"], hidden_size=8, direction="bidirectional")],
+                 {"x": ["t", "n", 6]}, ["y", "h"], constants)
+    compiled = anyshape.compile_onnx(made)
+    for time, batch in ((5, 2), (1, 1), (9, 3)):
+        same(made, compiled, {"x": draw.standard_normal((time, batch, 6)).astype(np.float32)})
+
+
+def test_a_result_whose_size_is_in_the_data_parts_the_program():
+    nodes = [helper.make_node("NonZero", ["x"], ["places"]), helper.make_node("Cast", ["places"], ["f"], to=FLOAT),
+             helper.make_node("ReduceSum", ["f", "axis"], ["y"], keepdims=0)]
+    made = model(nodes, {"x": ["n", "m"]}, ["y"], {"axis": np.array([1])})
+    compiled = anyshape.compile_onnx(made)
+    for shape in ((2, 3), (4, 5)):
+        same(made, compiled, {"x": (np.random.default_rng(6).random(shape) > 0.5).astype(np.float32)})
+    assert "NonZero" in str(compiled.compilation.cuts)
+
+
+def parts(error: AnyShapeError) -> bool:
+    return bool(error.what and error.where and error.why and error.do)
+
+
+def test_bad_calls_are_refused():
+    compiled = anyshape.compile_onnx(encoder())
+    for bad in ((np.zeros((2, 3, 31), np.float32),), (np.zeros((2, 32), np.float32),), (np.zeros((2, 3, 32)),), (),
+                (np.zeros((2, 3, 32), np.float32), 1)):
+        with pytest.raises(InputError):
+            compiled(*bad)
+
+
+def relu(name: str = "x", **more: Any) -> Any:
+    return model([helper.make_node("Relu", [name], ["y"], **more)], {"x": ["n"]}, ["y"])
+
+
+def nested(depth: int) -> bytes:
+    """A model whose graph has a node with a graph that has a node with a graph ..."""
+    def field(number: int, inside: bytes) -> bytes:
+        size, length = len(inside), b""
+        while size >= 128:
+            length, size = length + bytes([size & 127 | 128]), size >> 7
+        return bytes([number << 3 | 2]) + length + bytes([size]) + inside
+    graph = b""
+    for _ in range(depth):
+        graph = field(1, field(5, field(6, graph)))
+    return field(7, graph)
+
+
+def hostile() -> dict[str, Any]:
+    """Bytes and models that must be refused when they are compiled or first called."""
+    huge = relu()
+    huge.graph.initializer.append(TensorProto(name="w", data_type=FLOAT, dims=[1 << 40, 1 << 40]))
+    short = relu()
+    short.graph.initializer.append(TensorProto(name="w", data_type=FLOAT, dims=[1000], raw_data=b"abcd"))
+    negative = relu()
+    negative.graph.initializer.append(TensorProto(name="w", data_type=FLOAT, dims=[-4], raw_data=b""))
+    odd = relu()
+    odd.graph.initializer.append(TensorProto(name="w", data_type=99, dims=[1], raw_data=b"abcd"))
+    twice = model([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])], {"x": ["n"]}, ["y"])
+    loop = model([helper.make_node("Relu", ["z"], ["y"]), helper.make_node("Relu", ["y"], ["z"])], {"x": ["n"]}, ["y"])
+    future = relu()
+    future.opset_import[0].version = 99
+    endless = helper.make_function("own", "f", ["a"], ["b"], [helper.make_node("f", ["a"], ["b"], domain="own")],
+                                   [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)])
+    recursive = model([helper.make_node("f", ["x"], ["y"], domain="own")], {"x": ["n"]}, ["y"], functions=[endless])
+    recursive.opset_import.append(helper.make_opsetid("own", 1))
+    return {
+        "nothing": b"", "rubbish": b"\xff\xfe" * 100, "text": b"hello", "a number": 3, "no file": "/nowhere/m.onnx",
+        "an unknown name": relu("nowhere"), "a huge tensor": huge, "a short tensor": short, "a negative dim": negative,
+        "an unknown element type": odd, "a value made twice": twice, "a circle": loop, "a future operator set": future,
+        "an unknown operator": model([helper.make_node("Evil", ["x"], ["y"])], {"x": ["n"]}, ["y"]),
+        "a missing operand": model([helper.make_node("Add", ["x"], ["y"])], {"x": ["n"]}, ["y"]),
+        "an axis outside": model([helper.make_node("Softmax", ["x"], ["y"], axis=7)], {"x": ["n"]}, ["y"]),
+        "an attribute of another kind": model([helper.make_node("Transpose", ["x"], ["y"], perm="no")], {"x": ["n"]},
+                                              ["y"]),
+        "a huge range": model([helper.make_node("ConstantOfShape", ["s"], ["y"])], {"x": ["n"]}, ["y"],
+                              {"s": np.array([1 << 62, 1 << 62])}),
+        "deep nesting": nested(2_000), "a function that calls itself": recursive,
+    }
+
+
+HOSTILE = hostile()
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_a_hostile_model_is_refused_in_four_parts(name):
+    with pytest.raises(AnyShapeError) as caught:
+        anyshape.compile_onnx(HOSTILE[name])(np.ones(3, np.float32))
+    assert parts(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link", "folder/../../secret", "", "missing", "."])
+def test_external_data_is_read_by_safe_names_only(tmp_path, location):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(b"\0" * 64)
+    os.symlink(tmp_path / "secret", folder / "link")
+    made = relu()
+    one = TensorProto(name="w", data_type=FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    one.external_data.add(key="location", value=location)
+    made.graph.initializer.append(one)
+    path = folder / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    with pytest.raises(InputError) as caught:
+        anyshape.compile_onnx(path)
+    assert parts(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("offset, length", [("0", "64"), ("60", "16"), ("-4", "16"), ("x", "16")])
+def test_external_data_stays_inside_its_file(tmp_path, offset, length):
+    one = TensorProto(name="w", data_type=FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", "data"), ("offset", offset), ("length", length)):
+        one.external_data.add(key=key, value=value)
+    made = relu()
+    made.graph.initializer.append(one)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    (tmp_path / "data").write_bytes(b"\0" * 64)
+    with pytest.raises(InputError) as caught:
+        anyshape.compile_onnx(tmp_path / "m.onnx")
+    assert parts(caught.value)
+
+
+def test_external_data_is_read(tmp_path):
+    made = model([helper.make_node("Add", ["x", "w"], ["y"])], {"x": ["n", 4]}, ["y"],
+                 {"w": np.arange(400, dtype=np.float32).reshape(100, 4)[:1]})
+    onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, location="data", size_threshold=0)
+    compiled = anyshape.compile_onnx(tmp_path / "m.onnx")
+    assert np.array_equal(compiled(np.zeros((2, 4), np.float32)), [[0, 1, 2, 3]] * 2)
+
+
+def test_an_operator_that_is_not_there_is_named():
+    made = model([helper.make_node("Nothing", ["x"], ["y"])], {"x": ["n"]}, ["y"])
+    with pytest.raises(Unsupported, match="Nothing"):
+        anyshape.compile_onnx(made)(np.ones(2, np.float32))
