@@ -65,6 +65,16 @@ def test_softmax(dtype: str) -> None:
         "rows4", "rows1024", "rows2048_window", "rows8192_window", "looped"}
 
 
+def test_nan_and_infinity() -> None:
+    program = texts.program(texts.SOFTMAX.replace("bf16", "f32"))
+    wanted = memory_of(program, [3, 20])
+    wanted.arrays()[0][[1, 22, 43]] = np.nan, np.inf, -np.inf
+    found = wanted.copy()
+    on_cpu(program)(wanted, [3, 20])
+    InterpretedKernel(read(emit(program))).run(found.addresses(), [3, 20])
+    assert np.isnan(wanted.arrays()[1][:20]).all() and difference(found, wanted) < 1e-6
+
+
 def test_softmax_by_every_version() -> None:
     agree(texts.program(texts.SOFTMAX.replace("bf16", "f32")), [[2, 57], [3, 101]], 1e-6, every=True)
 
@@ -86,6 +96,11 @@ def test_scatter_scan_fold_random() -> None:
     agree(texts.program(texts.BIAS), [[0], [1], [31], [100]])
     agree(texts.program(texts.CUMSUM), [[0, 3], [3, 0], [2, 1], [3, 7], [1, 5003]])
     agree(texts.program(texts.DROPOUT), [[0], [1], [1025]], within=1e-30)  # the same bits
+
+
+def test_windows_of_tiles() -> None:
+    device = agree(texts.program(texts.SCALED), [[3, 101], [2, 1100], [4, 1023], [0, 99]], 1e-30, every=True)
+    assert device.ran[2] == "tiles_window i32"
 
 
 def test_row_buffers_in_memory() -> None:

@@ -84,6 +84,14 @@ DROPOUT = """kernel dropout(p0: in i64, p1: in f32, p2: out f32; n0)
 """
 
 
+SCALED = """kernel scaled(p0: in bf16, p1: in f32, p2: out bf16; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = load p1[i1]
+      r2: f32 = mul r0, r1
+      store p2[i0*n1 + i1] r2
+"""
 SCANNED = """kernel scanned(p0: in f32, p1: out f32; n0, n1)
   row buffer t0: f32[n1]
   rows (i0: n0)

@@ -4,8 +4,6 @@ A process interprets or compiles: the variable TRITON_INTERPRET is set before Tr
 the interpreter's numbers are not those of a GPU, it is mended here (`repair`; found with Triton 3.6 and 3.7):
 
 - f32 to bf16 truncates; a GPU rounds to nearest even;
-- `dot` of bf16 multiplies bit patterns;
-- the plain maximum and minimum pass NaN on; a GPU's leave it out;
 - the functions of libdevice are missing: they are numpy's, or Python's;
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
@@ -146,17 +144,6 @@ def repair() -> Any:
         return plain(data, source, target, rounding)
 
     setattr(interpreter, CONVERSION, convert)
-    builder = interpreter.InterpreterBuilder
-    dot = builder.create_dot
-
-    def wide(handle: Any) -> Any:
-        if handle.dtype.scalar != language.bfloat16:
-            return handle
-        return interpreter.TensorHandle(_to_f32(handle.data), language.float32)
-
-    builder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
-    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
-    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     library = toolchain.module("triton.language.extra.libdevice")
     for name, function in (*ONE.items(), *TWO.items(), ("erfinv", _erfinv)):
         setattr(library, name, _by_numpy(function, interpreter, language))
