@@ -60,7 +60,7 @@ class Later(Call):
     __slots__ = ("known",)
 
     def __init__(self, call: Call, number: int) -> None:
-        self.shared, self.record = call.shared, call.record
+        self.shared, self.record, self.runner = call.shared, call.record, call.runner
         step, views = call.shared.plan.steps[number], call.record.windows[number]
         windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
         self.known = {pair: unowned(call.tensor(*pair)) for pair in zip(windows, views, strict=True)}

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import test_triton as texts
+from anyshape.backend.cpu.llvm.scalar_ops import unsupported
+from anyshape.backend.cpu.machine.target import HARDWARE as CPU
 from anyshape.backend.triton.interpret import InterpretedKernel
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.text import read
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.schedule.tile_scan import tiled_scan
 from anyshape.sym.expr import evaluate
 from device_kernels import difference, memory_of, on_cpu
 
@@ -62,6 +65,16 @@ def test_softmax(dtype: str) -> None:
         "rows4", "rows1024", "rows2048_window", "rows8192_window", "looped"}
 
 
+def test_nan_and_infinity() -> None:
+    program = texts.program(texts.SOFTMAX.replace("bf16", "f32"))
+    wanted = memory_of(program, [3, 20])
+    wanted.arrays()[0][[1, 22, 43]] = np.nan, np.inf, -np.inf
+    found = wanted.copy()
+    on_cpu(program)(wanted, [3, 20])
+    InterpretedKernel(read(emit(program))).run(found.addresses(), [3, 20])
+    assert np.isnan(wanted.arrays()[1][:20]).all() and difference(found, wanted) < 1e-6
+
+
 def test_softmax_by_every_version() -> None:
     agree(texts.program(texts.SOFTMAX.replace("bf16", "f32")), [[2, 57], [3, 101]], 1e-6, every=True)
 
@@ -83,6 +96,38 @@ def test_scatter_scan_fold_random() -> None:
     agree(texts.program(texts.BIAS), [[0], [1], [31], [100]])
     agree(texts.program(texts.CUMSUM), [[0, 3], [3, 0], [2, 1], [3, 7], [1, 5003]])
     agree(texts.program(texts.DROPOUT), [[0], [1], [1025]], within=1e-30)  # the same bits
+
+
+def test_windows_of_tiles() -> None:
+    device = agree(texts.program(texts.SCALED), [[3, 101], [2, 1100], [4, 1023], [0, 99]], 1e-30, every=True)
+    assert device.ran[2] == "tiles_window i32"
+
+
+def test_row_buffers_in_memory() -> None:
+    """What is scanned is not computed again; and a scan down the columns of a matrix in tiles reads what it stored."""
+    device = agree(texts.program(texts.SCANNED), [[2, 57], [2, 20_000], [0, 3]], within=1e-4)
+    assert device.ran[1].startswith("looped")
+    down = texts.program(texts.DOWN)
+    agree(down, [[0, 3], [5, 7], [40, 131]])
+    small = dataclasses.replace(CPU, row_buffer_bytes=64)
+    tiled = tiled_scan(down, small)
+    assert tiled is not None
+    agree(tiled, [[5, 7], [3, 19]])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "u8", "i8", "bool"])
+def test_every_scalar_instruction(dtype: str) -> None:
+    program = texts.every_scalar(dtype, unsupported())
+    cpu, device = on_cpu(program), InterpretedKernel(read(emit(program)))
+    for size in (0, 1025):
+        wanted = memory_of(program, [size])
+        if dtype[0] in "iu":
+            for array in wanted.arrays()[:2]:
+                array[:] = np.random.default_rng(7).permutation(np.resize(np.arange(-9, 10), len(array)))
+        found = wanted.copy()
+        cpu(wanted, [size])
+        device.run(found.addresses(), [size])
+        assert difference(found, wanted) < 2e-5 and found.is_whole()
 
 
 def test_bf16_rounds_to_nearest_even() -> None:

@@ -274,13 +274,13 @@ def test_versions_and_other_machines(file: Path, tmp_path: Path, monkeypatch: py
     later = with_members(tmp_path / "later.any", {**members, "format.json": text})
     with pytest.raises(ArtifactError, match="has version '2', this AnyShape reads version 1"):
         load(later)
-    monkeypatch.setattr("anyshape.artifact.native_code._flags", lambda: frozenset(("sse", "sse2")))
+    monkeypatch.setattr("anyshape.backend.cpu.deployment._flags", lambda: frozenset(("sse", "sse2")))
     with pytest.raises(ArtifactError, match="which this processor has not"):
         load(file, trust_native=True)
     with load(file) as run:  # its text is for every machine
         run(ids(2, 3).numpy())
     monkeypatch.undo()
-    monkeypatch.setattr("anyshape.artifact.native_code.generator", lambda: "another")
+    monkeypatch.setattr("anyshape.backend.cpu.deployment.generator", lambda: "another")
     with pytest.raises(ArtifactError, match="another version"):
         load(file, trust_native=True)
 

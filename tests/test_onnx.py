@@ -276,6 +276,25 @@ def test_external_data_is_read(tmp_path):
     assert np.array_equal(compiled(np.zeros((2, 4), np.float32)), [[0, 1, 2, 3]] * 2)
 
 
+def test_a_model_is_compiled_to_a_file_and_loaded(tmp_path, capsys):
+    from anyshape.tools.cli import main
+    made = encoder()
+    onnx.save(made, tmp_path / "m.onnx")
+    assert main(["compile", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "m.any")]) == 0, capsys.readouterr()
+    loaded = anyshape.load(tmp_path / "m.any", trust_native=True)
+    compiled = anyshape.compile_onnx(made)
+    for shape in ((2, 7, 32), (1, 1, 32)):
+        x = np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+        np.testing.assert_allclose(np.asarray(loaded(x)), compiled(x), 1e-5, 1e-5)
+
+
+def test_a_model_of_several_programs_is_not_saved(tmp_path):
+    made = model([helper.make_node("NonZero", ["x"], ["y"])], {"x": ["n"]}, ["y"], kinds={"y": INT64})
+    with pytest.raises(Unsupported) as caught:
+        anyshape.save(anyshape.compile_onnx(made), tmp_path / "m.any")
+    assert parts(caught.value) and not (tmp_path / "m.any").exists()
+
+
 def test_an_operator_that_is_not_there_is_named():
     made = model([helper.make_node("Nothing", ["x"], ["y"])], {"x": ["n"]}, ["y"])
     with pytest.raises(Unsupported, match="Nothing"):

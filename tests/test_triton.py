@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from anyshape.backend.targets import usual_target
 from anyshape.backend.triton import toolchain
+from anyshape.backend.triton.codegen.scalars import unsupported
 from anyshape.backend.triton.compile import Compiler, object_key
 from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
 from anyshape.backend.triton.schedule import emit
+from anyshape.backend.triton.target import HARDWARE
 from anyshape.backend.triton.text import read
 from anyshape.base.errors import AnyShapeError, VerifyError
+from anyshape.ir.scalar import SCALAR
+from anyshape.ir.types import kind_of
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.parse import parse
-from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.sym.expr import symbol
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942")
 SPILLED = re.compile(r"(?:private_segment_fixed_size:?|ScratchSize:) (\d+)")
@@ -75,6 +82,53 @@ DROPOUT = """kernel dropout(p0: in i64, p1: in f32, p2: out f32; n0)
       r7: f32 = where r4, r5, r6
       store p2[i0] r7
 """
+
+
+SCALED = """kernel scaled(p0: in bf16, p1: in f32, p2: out bf16; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = load p1[i1]
+      r2: f32 = mul r0, r1
+      store p2[i0*n1 + i1] r2
+"""
+SCANNED = """kernel scanned(p0: in f32, p1: out f32; n0, n1)
+  row buffer t0: f32[n1]
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = scan add r0
+      store t0[i1] r1
+      r2: f32 = reduce maximum r1
+    columns (i1: n1) vector i1
+      r3: f32 = load t0[i1]
+      r4: f32 = sub r3, r2
+      store p1[i0*n1 + i1] r4
+"""
+DOWN = """kernel cumsum_down(p0: in f32, p1: out f32; n0, n1)
+  rows (i1: n1) vector i1
+    columns (i0: n0)
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = scan add r0
+      store p1[i0*n1 + i1] r1
+"""
+
+
+def every_scalar(dtype: str, missing: frozenset[str] = frozenset()) -> LoopProgram:
+    """All scalar instructions of a dtype on the elements of two arrays, a result each."""
+    body = [Instruction(0, "load", (), dtype, "x", symbol("i")), Instruction(1, "load", (), dtype, "y", symbol("i"))]
+    params = [Param("x", dtype, "in"), Param("y", dtype, "in")]
+    for row in SCALAR.values():
+        fits = row.kinds or (("int", "uint") if row.name.startswith("shift") else ("int", "uint", "bool")
+                             if row.name in ("and", "or", "xor", "not") else ())
+        if not {kind_of(dtype), dtype} & set(fits) or row.name in unsupported() | missing:
+            continue
+        result, register = len(params), "bool" if row.test else dtype
+        params.append(Param(f"o{result}", register, "out"))
+        body += [Instruction(result, row.name, (0, 1)[:row.arity], register),
+                 Instruction(-1, "store", (result,), register, f"o{result}", symbol("i"))]
+    return LoopProgram(f"scalars_{dtype}", tuple(params), ("n",), (("i", symbol("n")),), (), (Vectorize("i"),),
+                       (Stage("row", tuple(body)),))
 
 
 def program(text: str) -> LoopProgram:
@@ -158,43 +212,89 @@ def test_a_text_that_triton_refuses() -> None:
         compiled(source, [3, 5], "sm_90")
 
 
-INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py", "tests/interpreted_cases.py"]
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i64", "i32", "i16", "i8", "u8", "bool"])
+def test_every_scalar_instruction_compiles(dtype: str) -> None:
+    assert len(every_scalar("f32").params) > 45
+    for architecture in ("sm_90", "gfx942"):
+        compiled(read(emit(every_scalar(dtype))), [1024], architecture)
 
 
-def interpret(*more: str) -> str:
-    """The tests of tests/interpreted_cases.py in a process that interprets; none may be skipped."""
+INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py"]
+
+
+def interpret(file: str, *more: str) -> str:
+    """The tests of a file in a process that interprets; none may be skipped."""
     paths = [str(HERE), *sys.path]
     variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, *more], capture_output=True, text=True,
-                          cwd=HERE.parent, check=False, env=os.environ | variables)
+    done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, f"tests/{file}", *more], check=False,
+                          capture_output=True, text=True, cwd=HERE.parent, env=os.environ | variables)
     last = done.stdout.strip().split("\n")[-1]
     assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
     return done.stdout
 
 
 def test_interpreted() -> None:
-    interpret("-m", "not full")
+    interpret("interpreted_cases.py", "-m", "not full")
+
+
+def test_models_on_interpreted_kernels() -> None:
+    interpret("interpreted_models.py", "-m", "not full")
 
 
 @pytest.mark.full
 def test_interpreted_wide() -> None:
-    interpret("-m", "full")
+    interpret("interpreted_cases.py", "-m", "full")
+
+
+@pytest.mark.full
+def test_every_model_on_interpreted_kernels() -> None:
+    interpret("interpreted_models.py", "-m", "full")
+
+
+def occupancy(registers: int, warps: int, shared: int) -> float:
+    """Share of an H100's 64 warp slots that can be in flight (CUDA C++ Programming Guide, compute capability 9.0)."""
+    of_a_warp = -(-max(registers, 1) // 8) * 8 * 32
+    return min(65536 // of_a_warp // warps, 64 // warps, 32, (228 << 10) // (shared + 1024)) * warps / 64
+
+
+def resources(kernel: DeviceKernel, folder: Path) -> tuple[int, int]:
+    """Registers of a thread, and bytes of local memory, as NVIDIA's tool says."""
+    import triton
+    (folder / "cubin").write_bytes(kernel.image)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    said = subprocess.run([tool, "-res-usage", folder / "cubin"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(re.search(rf"{word}:(\d+)", said)[1]) for word in ("REG", "LOCAL"))  # type: ignore[index, return-value]
+
+
+def recorded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels of the recorded graphs, fused and scheduled for a GPU."""
+    import recorded
+
+    class Gpu:
+        hardware = HARDWARE
+        unsupported = unsupported()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(usual_target(), name)
+
+    monkeypatch.setattr(recorded, "usual_target", Gpu)
+    return list({made.name: emit(made) for model in recorded.MODELS for _, made in recorded.compiled(model)
+                 if isinstance(made, LoopProgram)}.values())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_recorded_kernels(architecture: str) -> None:
-    """All kernels of the recorded graphs compile at small and at large offsets, and none spills."""
-    import recorded
-    compiler = Compiler(architecture)
-    texts = {made.name: emit(made) for model in recorded.MODELS for _, made in recorded.compiled(model)
-             if isinstance(made, LoopProgram)}
+def test_recorded_kernels(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of them compile at small, odd and large sizes; none spills, and enough warps fit."""
     wanted = []
-    for text in texts.values():
+    for text in recorded_texts(monkeypatch):
         source = read(text)
-        wanted += [(source, source.choose([64] * len(source.sizes))),
-                   (source, source.choose([1 << 20] * len(source.sizes), 1))]
-    kernels = compiler.compile(wanted)
-    assert len(kernels) == 2 * len(texts) >= 200
-    spilling = [kernel.name for kernel in kernels if any(int(one) for one in SPILLED.findall(kernel.assembly))]
-    assert not spilling
+        wanted += [(source, source.choose([size] * len(source.sizes), alignment))
+                   for size, alignment in ((64, 16), (999, 16), (1 << 20, 1))]
+    assert len(wanted) >= 300
+    for kernel in Compiler(architecture).compile(wanted):
+        assert not any(int(one) for one in SPILLED.findall(kernel.assembly)), kernel.version.title
+        if architecture == "sm_90":
+            registers, local = resources(kernel, tmp_path)
+            assert not local and occupancy(registers, kernel.threads // 32, kernel.shared) >= 0.12, kernel.version.title

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from anyshape.base.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from anyshape.artifact.load import LoadedModel
     from anyshape.base.config import Config
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
-__version__ = "0.1.0"
 __all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "load", "release",
            "reset_stats", "save", "stats", "strategy", "train_step"]
 
@@ -162,16 +163,17 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         print(search)
         search.override("layers.*.mlp", placement="column")
 
-    The forward is traced with fake tensors: nothing is computed, no device is needed, and a model on the device `meta`
-    does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ from step
-    to step, placements of parameters are common to all, and what activations do is decided for each class of lengths.
+    The forward is traced with fake tensors: nothing is computed, no device is needed, and a model on the device
+    `meta` does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ
+    from step to step, placements of parameters are common to all, and what activations do is decided for each class of
+    lengths.
 
     Args:
         model: an `nn.Module`.
         loss_fn: a function of the model and the batch; it returns the loss, or a tuple that begins with it.
         optimizer: a `torch.optim.Optimizer`, for the bytes of its state; None: as of AdamW.
-        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences of
-            all ranks together, and positions.
+        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences
+            of all ranks together, and positions.
         mesh: "auto", or sizes of axes that are fixed: {"tensor": 8}; of "data", "tensor", "context", "pipe".
         world: number of devices.
         machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
@@ -180,7 +182,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         dtype: of products, such as "bf16"; "": f32 on "cpu", else bf16, with weights and states in f32.
 
     Returns:
-        The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and `trace("step.json")`.
+        The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and
+        `trace("step.json")`.
 
     Raises:
         InputError: ranks, mesh or lengths that cannot be, or a model that cannot be traced.

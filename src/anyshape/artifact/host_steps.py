@@ -43,11 +43,11 @@ class HostSteps:
         if buffer.name in self.record.offsets:
             byte = self.record.offsets[buffer.name] + offset * dtype.itemsize
             if byte >= self.record.kept:
-                return self.temporary.window(dtype, byte - self.record.kept, sizes, strides)  # type: ignore[no-any-return]
+                return _array(self.temporary.window(dtype, byte - self.record.kept, sizes, strides))
             if self.record.reused_output < 0 or self.record.given >= 0:
-                return self.kept.window(dtype, byte, sizes, strides)  # type: ignore[no-any-return]
+                return _array(self.kept.window(dtype, byte, sizes, strides))
             memory = _bytes(self.outputs[self.record.reused_output])
-            return driver.part(driver.flat(memory, dtype), byte // dtype.itemsize, sizes, strides)  # type: ignore[no-any-return]
+            return _array(driver.part(driver.flat(memory, dtype), byte // dtype.itemsize, sizes, strides))
         base = self.outputs[self.output_of[buffer.name]] if buffer.name in self.output_of else self.inputs[buffer.index]
         item = base.itemsize
         return np.lib.stride_tricks.as_strided(
@@ -85,6 +85,11 @@ class HostSteps:
             # what lies in the arena, or is another result, is the caller's own
             found.append(array.copy() if entry.buffer in self.record.offsets else array)
         return found
+
+
+def _array(found: Any) -> Array:
+    assert isinstance(found, np.ndarray)
+    return found
 
 
 def _bytes(array: Array) -> Array:

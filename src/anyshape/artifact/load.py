@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,8 @@ from anyshape.artifact.requirements import FORMAT, VERSION, check
 from anyshape.artifact.safetensors import parse_json
 from anyshape.artifact.signature import Signature, decode, most_leaf
 from anyshape.artifact.text_limits import parse_graph, parse_plan
-from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
-from anyshape.backend.cpu.machine.blas import Blas, without_blas
-from anyshape.backend.cpu.native_routines import NativeRoutines
-from anyshape.backend.cpu.target import CpuTarget, deployed_target
+from anyshape.backend.loaded_code import LoadedKernel
+from anyshape.backend.targets import deployment
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ArtifactError, InputError
@@ -126,25 +123,17 @@ def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
                               "copy the file again")
 
 
-def libraries() -> Blas:
-    """The native libraries of this process: torch's where it is loaded already, so that both share their threads."""
-    if sys.modules.get("torch") is not None:
-        from anyshape.backend.cpu.machine.torch_libs import library
-        return library()
-    return without_blas()
-
-
-def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
+def _trusted(container: Container) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The plan and the machine code of the file."""
     code = NativeCode(container)
     plan = parse_plan(container.text("plan.txt"), f"{container.path}: plan.txt")
     names = dict.fromkeys(name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
                           for one in part.regimes for name in one.kernels)
-    target = deployed_target(NativeRoutines(code.machine, None, libraries(), code))
+    target = deployment().trusted_target(code.machine, code)
     return target, plan, code.kernels(names)
 
 
-def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
+def _compiled(container: Container, head: Head) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The graph of the file, compiled by this process."""
     try:
         import llvmlite  # noqa: F401
@@ -153,12 +142,11 @@ def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequen
                             why="llvmlite is not installed, and the file's machine code is not trusted",
                             do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True"
                             ) from None
-    from anyshape.backend.cpu.machine.target import host
     from anyshape.compiler.driver import plan_graph
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
     config = Config.make()
     with _compiling:
-        target = deployed_target(NativeRoutines(host(), cache_of(config), libraries()))
+        target = deployment().compiling_target(cache_of(config))
         try:
             planned = plan_graph(graph, target, config, needed=needed)
         except Exception as error:  # the border to a stranger's graph
@@ -177,7 +165,7 @@ class LoadedModel:
         InputError: an argument does not fit; nothing has run. IndexRangeError, DivisionError: the data are wrong.
     """
 
-    def __init__(self, container: Container, head: Head, target: CpuTarget, plan: Plan, kernels: Sequence[LoadedKernel],
+    def __init__(self, container: Container, head: Head, target: Any, plan: Plan, kernels: Sequence[LoadedKernel],
                  weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver) -> None:
         where = str(container.path)
         check(plan, where)

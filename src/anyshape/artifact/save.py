@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-import anyshape
 from anyshape.artifact import native_code, safetensors
 from anyshape.artifact.container import WEIGHTS, write
 from anyshape.artifact.requirements import FORMAT, VERSION, check
 from anyshape.artifact.signature import Signature
-from anyshape.backend.cpu.native_routines import FAMILIES
-from anyshape.backend.cpu.target import CpuTarget
-from anyshape.base.errors import ArtifactError, OutputError
+from anyshape.backend.targets import deployment
+from anyshape.base.errors import OutputError
+from anyshape.base.version import __version__
 from anyshape.compiler.compiled import PlannedGraph
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
@@ -59,9 +58,10 @@ def save(program: Deployable, path: str | Path, native: bool = True) -> Path:
     tensors, positions = _weights(program)
     members[WEIGHTS] = safetensors.encode(tensors)
     if native:
-        members |= native_code.encode(*_modules(program.planned))
+        planned = program.planned
+        members |= native_code.encode(*deployment().modules(planned.target, plan, planned.programs))
     head = {
-        "format": FORMAT, "version": VERSION, "made_with": {"anyshape": anyshape.__version__},
+        "format": FORMAT, "version": VERSION, "made_with": {"anyshape": __version__},
         "signature": program.signature.encode(), "weights": positions,
         "needed": [str(size) for size in plan.nonnegative],
         "digests": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
@@ -88,38 +88,3 @@ def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, 
             tensors[name] = (dtype, array)
         positions.append([position, known[key]])
     return tensors, positions
-
-
-def _modules(planned: PlannedGraph) -> tuple[Any, dict[str, bytes]]:
-    """The machine, and the objects of a program: its kernels, what runs plans, and the products that it has."""
-    from anyshape.backend.cpu.interpreter import emit_host
-    from anyshape.backend.cpu.llvm import jit
-    target = planned.target
-    if not isinstance(target, CpuTarget):
-        raise ArtifactError("native code is kept for CPUs only", why=f"the program is for {target.device}",
-                            do="save it with native=False")
-    machine, cache = target.machine, target.native.cache
-
-    def code(text: str) -> bytes:
-        found = None if cache is None else cache.get(jit.object_key(text, machine))
-        return jit.object_code(text, machine) if found is None else found
-
-    modules = {"host": code(emit_host())}
-    for dtype in products(planned):
-        for number, (emit, names) in enumerate(FAMILIES):
-            text = emit(machine, (dtype,))
-            if any(f"@{name}(" in text for name in names):
-                modules[f"products {number} {dtype}"] = code(text)
-    for name, one in planned.programs.items():
-        modules[f"kernel {name}"] = code(target.emit(one))
-    return machine, modules
-
-
-def products(planned: PlannedGraph) -> tuple[str, ...]:
-    """The dtypes of a plan's products."""
-    from anyshape.backend.cpu.bytecode import format as host
-    from anyshape.backend.cpu.bytecode.encode_plan import encode
-    target = planned.target
-    assert isinstance(target, CpuTarget)
-    entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(planned.kernels)}
-    return encode(planned.plan, entries, target.autotune)[1]

@@ -15,6 +15,7 @@ from anyshape.base.errors import DeviceError
 TARGETS = {"cpu": "anyshape.backend.cpu.target", "cuda": "anyshape.backend.triton.gpu"}
 DEFAULT = "cpu"
 HOST = "anyshape.backend.cpu.native_routines"
+DEPLOYMENT = "anyshape.backend.cpu.deployment"
 
 
 def target_of(config: Config, device: str = "") -> Target:
@@ -44,6 +45,11 @@ def host_routines() -> HostRoutines:
     """The host's own native routines: one object for all of the process. Their object code is kept where that of the
     first program is, or where the environment says."""
     return _module(HOST).first_routines(lambda: cache_of(Config.make()))  # type: ignore[no-any-return]
+
+
+def deployment() -> Any:
+    """What deployed files need of the CPU: the module backend/cpu/deployment.py."""
+    return _module(DEPLOYMENT)
 
 
 def _module(name: str) -> Any:

@@ -11,6 +11,7 @@ from anyshape.artifact.save import Deployable, save
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.capture.export import ExportedCallable
+from anyshape.frontend.onnx_program import OnnxCallable
 from anyshape.frontend.programs.compile_program import native
 from anyshape.ir.types import TensorType
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
@@ -22,9 +23,11 @@ def save_compiled(compiled: Any, path: str | Path, native: bool) -> Path:
     """See `anyshape.save`."""
     if isinstance(compiled, Deployable):
         return save(compiled, path, native)
+    if isinstance(compiled, OnnxCallable):
+        return save(deployable_onnx(compiled), path, native)
     if not isinstance(compiled, ExportedCallable):
         raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}",
-                          why="it takes a compiled torch.export.ExportedProgram: that says which sizes may change",
+                          why="it takes a compiled ExportedProgram or ONNX model, which say what sizes may change",
                           do=EXPORT)
     return save(deployable(compiled), path, native)
 
@@ -70,6 +73,36 @@ def deployable(compiled: ExportedCallable) -> Deployable:
     graph = planned.history.captured
     assert graph is not None
     return Deployable(graph, planned, weights, signature)
+
+
+def deployable_onnx(compiled: OnnxCallable) -> Deployable:
+    """What a file holds of a compiled ONNX model.
+
+    Raises:
+        Unsupported: it is not one program for all its inputs.
+    """
+    variant = compiled.only()
+    if variant is None:
+        raise Unsupported(f"{compiled.name} cannot be deployed: it is not one program", where=compiled.name,
+                          why="; ".join(one.reason for one in compiled.compilation.cuts)[:300]
+                          or "what it does depends on numbers in its inputs, or not on them",
+                          do="export the model with those numbers as constants")
+    program, takes = variant.program, variant.made.takes
+    weights = {}
+    for number, tensor in enumerate(program.constants):
+        position = len(takes) + number
+        kind = program.compiled.plan.inputs[position]
+        assert isinstance(kind, TensorType)
+        name = f"constant.{number}"
+        weights[position] = (name, kind.dtype, _array(tensor, name))
+    inputs = tuple(InputSpec(name, "array", position) for position, name in enumerate(takes))
+    count = len(compiled.outputs)
+    signature = Signature(inputs, ["tuple", list(range(len(takes)))], ["dict", []],
+                          0 if count == 1 else ["tuple", list(range(count))],
+                          compiled.compilation.names_of(program.name))
+    graph = program.compiled.history.captured
+    assert graph is not None
+    return Deployable(graph, program.compiled, weights, signature)
 
 
 def _state_names(compiled: ExportedCallable) -> list[str]:

@@ -24,6 +24,7 @@ COMMANDS = {
     "strategy": ("anyshape.tools.strategy", "search how to train a model on many devices, and say why"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.opt", "run passes over the text form of a graph"),
+    "compile": ("anyshape.tools.deploy_compile", "compile an ONNX model to a file to deploy"),
     "check": ("anyshape.tools.deploy_check", "say what a deployed file holds, and whether it is as it was saved"),
     "run": ("anyshape.tools.deploy_run", "run a deployed file on arrays of numpy"),
     "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),

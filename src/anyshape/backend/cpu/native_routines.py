@@ -13,7 +13,6 @@ from typing import Any
 
 from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.interpreter import emit_host
-from anyshape.backend.cpu.llvm.loaded_code import CodeSource, LoadedKernel, Routines
 from anyshape.backend.cpu.machine.blas import Blas
 from anyshape.backend.cpu.machine.target import Machine, host
 from anyshape.backend.cpu.microkernels import (
@@ -28,6 +27,7 @@ from anyshape.backend.cpu.microkernels import (
 )
 from anyshape.backend.cpu.routines import budget_search
 from anyshape.backend.interface import ObjectCache, PythonSteps
+from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
 WORD = ctypes.c_int64
 HOST = ("run_plan", "measure", "search", "neighbours")  # what is called of the module "host"
@@ -201,8 +201,13 @@ def routines_of(cache: ObjectCache | None) -> NativeRoutines:
     """The process's routines, for programs whose object code is kept in `cache` (None: nowhere)."""
     with _making:
         if cache not in _shared:
-            _shared[cache] = next(iter(_shared.values())).kept_in(cache) if _shared else NativeRoutines(host(), cache)
+            _shared[cache] = next(iter(_shared.values())).kept_in(cache) if _shared else kept_routines(None, cache)
         return _shared[cache]
+
+
+def kept_routines(blas: Blas | None, cache: ObjectCache | None) -> NativeRoutines:
+    """Routines of their own for this machine, with these libraries; None: torch's."""
+    return NativeRoutines(host(), cache, blas)
 
 
 def first_routines(cache: Callable[[], ObjectCache | None]) -> NativeRoutines:

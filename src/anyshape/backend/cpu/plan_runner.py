@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import Products, may_pack_over
 from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, encode
-from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps
+from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.program import KernelStep, Plan, parts_of
 

@@ -8,13 +8,12 @@ from typing import Any
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache, Streams
-from anyshape.backend.measurements import Measurements
+from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
@@ -90,9 +89,3 @@ def target_of(cache: ObjectCache | None, products: str) -> CpuTarget:
     """The processor that this process runs on, one object per cache and mode (backend/cpu/autotune.py)."""
     native_routines = routines_of(cache)
     return CpuTarget(native_routines.machine, native_routines, autotune_of(native_routines, products))
-
-
-def deployed_target(native: NativeRoutines) -> CpuTarget:
-    """The processor with these routines, whose products are all our own, or BLAS's where ours do not do them: nothing
-    is measured."""
-    return CpuTarget(native.machine, native, Autotune(native, Measurements(None, ""), "own"))

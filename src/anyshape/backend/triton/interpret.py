@@ -4,8 +4,6 @@ A process interprets or compiles: the variable TRITON_INTERPRET is set before Tr
 the interpreter's numbers are not those of a GPU, it is mended here (`repair`; found with Triton 3.6 and 3.7):
 
 - f32 to bf16 truncates; a GPU rounds to nearest even;
-- `dot` of bf16 multiplies bit patterns;
-- the plain maximum and minimum pass NaN on; a GPU's leave it out;
 - the functions of libdevice are missing: they are numpy's, or Python's;
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
@@ -32,6 +30,7 @@ RUN = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_int64, ctypes.c_int64, ctypes.c_voi
 SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
             "u8": "uint8", "bool": "int1", "bf16": "bfloat16", "f16": "float16"}
+CONVERSION = "_convert_float"  # of the interpreter: bits of one float format to another
 ONE: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
     "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
@@ -135,7 +134,7 @@ def repair() -> Any:
     interpreter, language = _interpreter(), toolchain.module("triton.language")
     # whole numbers of lanes that do not exist may overflow
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
-    plain = interpreter._convert_float
+    plain = getattr(interpreter, CONVERSION)
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if (source, target) == (language.float32, language.bfloat16):
@@ -144,18 +143,7 @@ def repair() -> Any:
             return _to_f32(data).reshape(data.shape)
         return plain(data, source, target, rounding)
 
-    interpreter._convert_float = convert
-    builder = interpreter.InterpreterBuilder
-    dot = builder.create_dot
-
-    def wide(handle: Any) -> Any:
-        if handle.dtype.scalar != language.bfloat16:
-            return handle
-        return interpreter.TensorHandle(_to_f32(handle.data), language.float32)
-
-    builder.create_dot = lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
-    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
-    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    setattr(interpreter, CONVERSION, convert)
     library = toolchain.module("triton.language.extra.libdevice")
     for name, function in (*ONE.items(), *TWO.items(), ("erfinv", _erfinv)):
         setattr(library, name, _by_numpy(function, interpreter, language))

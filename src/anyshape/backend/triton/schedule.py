@@ -80,14 +80,15 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         return [_Tile("flat", Form(LOOP, strip and len(program.rows) > 1), rows, 1)]
     general = plain if plain is not None else program
     form = Form(LOOP, strip, _points(general), SPILLING if general.scratch else 0)
+    uneven = bool(points) and bool(symbols_of(columns) & {name for name, _ in program.rows})
     if strip:
-        some = _up_to(program.rows[-1][1], STRIP)
+        some = 1 if uneven else _up_to(program.rows[-1][1], STRIP)
         across = 1 if len(form.points) == len([s for s in general.stages if s.level == "column"]) else _up_to(
             columns, ELEMENTS * 2 // some)
         return [*_buckets(program, form, some), _Tile("strips", form, some, across)]
     if points:
         width = _up_to(columns, ELEMENTS)
-        rows = ELEMENTS // width if isinstance(columns, int) else 1
+        rows = ELEMENTS // width if isinstance(columns, int) and not uneven else 1
         return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
     if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
@@ -189,15 +190,12 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
 def _points(program: LoopProgram) -> frozenset[int]:
     """The column stages whose columns must be gone through in order: what they scatter, or store, may meet."""
     found = set()
-    loops = dict((*program.rows, *program.columns))
-    varying = {name for name, extent in loops.items() if symbols_of(extent) & loops.keys()}
     for number, stage in enumerate(program.stages):
         if stage.level == "column" and any(
                 one.op == "scatter" or (one.op == "store" and not is_injective(one.offset, program.columns))
                 or (one.op == "load" and one.buffer in {s.name for s in program.scratch}
                     and not is_injective(one.offset, program.columns)) for one in stage.instructions):
             found.add(number)
-    assert not (found and varying), program.name
     return frozenset(found)
 
 

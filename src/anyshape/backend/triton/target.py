@@ -10,7 +10,7 @@ __all__ = ["HARDWARE", "unsupported"]
 # for short rows and far columns give on a CPU is not asked for. An H100's caches, and 132 multiprocessors, twice as
 # many parts as keep them busy
 HARDWARE = HardwareParams(
-    vector_lanes=32, max_load_stride=1 << 30, min_vector_row=0, cache_line_bytes=128, row_buffer_bytes=16 << 10,
+    vector_lanes=32, max_load_stride=1 << 30, min_vector_row=0, cache_line_bytes=128, row_buffer_bytes=0,
     near_cache_bytes=128 << 10, core_cache_bytes=32 << 20, parallelism=256, thread_elements=16384, write_streams=12,
     bytes_per_operation=0.05, free_operations=16, row_buffer_operations=32, launch_bytes=4 << 20,
     band_bytes=1 << 20, speeds=Speeds({"f32": 400e12, "f64": 60e12, "bf16": 700e12, "f16": 700e12}, 3e12, 50e9, 50e9))

@@ -84,7 +84,7 @@ def _chip(name: str, bf16: float, f32: float, low: float, memory: float, bandwid
     return Chip(name, peaks, memory, bandwidth, 4e-6, fabric, 8, network, efficiency)
 
 
-# fitted to seven of torchtitan's rows (benchmarks/anyshape_bench/experiments/strategies.py says which)
+# fitted to seven of torchtitan's rows (docs/benchmarks-strategies.md says which)
 H100 = Efficiency(products=0.545, low=0.478, half=93.0, attention=0.237, ring=0.174, eager=2.395, cast=2.0, fabric=0.9)
 CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (
     _chip("v100", 125e12, 15.7e12, 125e12, 32 * GB, 900e9, 150e9, 12.5e9,

@@ -8,7 +8,7 @@ block ("layers.*.self_attn", "layers.*.mlp") take turns.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from anyshape.sym.expr import Size
 
@@ -87,7 +87,6 @@ class Workload:
     dtype: str = "bf16"
     state_bytes: float = 8.0
     master_bytes: float = 4.0
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def parameters(self) -> int:

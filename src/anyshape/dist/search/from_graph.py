@@ -10,10 +10,12 @@ their columns stops them. Layers are told by the names of parameters; those that
 """
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from anyshape.base.errors import InputError
 from anyshape.dist.cost.workload import Attention, Layer, Product, Workload
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import row
@@ -111,7 +113,7 @@ class _Walk:
 
     def _assign(self) -> None:
         """Nodes to parts, from the end: what comes before a part's first product, behind the part before, is its."""
-        shapes = {value.name: tuple(int(size) for size in value.tensor.shape) for value in self.graph.inputs
+        shapes = {value.name: tuple(map(_number, value.tensor.shape)) for value in self.graph.inputs
                   if value.name in self.weights}
         order: list[str] = []
         taken: set[str] = set()
@@ -210,17 +212,17 @@ class _Walk:
         part = self.parts[key]
         own = {weight for weight, _, _ in part.products}
         products = tuple(Product(weight.removeprefix(f"{key}.").removesuffix(".weight"), self._rows(node),
-                                 int(given.tensor.shape[-1]), int(node.output.tensor.shape[-1]),
+                                 _number(given.tensor.shape[-1]), _number(node.output.tensor.shape[-1]),
                                  self.cuts.get(weight, "")) for weight, node, given in part.products)
         attentions = tuple(_attention(node, self.made) for node in part.attentions)
-        parameters = sum(int(product(shape)) for shape in part.parameters.values())
-        cut = sum(int(product(part.parameters.get(weight, (0,)))) for weight in own | part.lookups
+        parameters = sum(math.prod(shape) for shape in part.parameters.values())
+        cut = sum(math.prod(part.parameters.get(weight, (0,))) for weight in own | part.lookups
                   if weight in self.cuts or weight in part.lookups)
         columns = [one.columns for one in products if one.cut == "column"]
         most = min([one.key_heads for one in attentions] or columns or
                    [part.parameters[weight][0] for weight in part.lookups] or [1])
         traffic, cut_traffic, saved, cut_saved, largest = self._values(part, own)
-        border = next((value for value in (self._rows(node) * int(node.output.tensor.shape[-1])
+        border = next((value for value in (self._rows(node) * _number(node.output.tensor.shape[-1])
                                            for _, node, _ in reversed(part.products))), 0)
         if part.lookups and not products:
             border = next(node.output.tensor.count for node in part.nodes if self.weight_of(node))
@@ -299,6 +301,18 @@ class _Walk:
         return False
 
 
+def _number(size: Size) -> int:
+    """A size that is a number.
+
+    Raises:
+        InputError: it changes with the batch.
+    """
+    if isinstance(size, int):
+        return size
+    raise InputError(f"a model whose widths change cannot be planned: {size}", why="widths of weights, of products and "
+                     "of attention's heads are numbers", do="give a batch whose first two dims alone change")
+
+
 def _bigger(one: Size, other: Size) -> bool:
     """By their largest number: formulas of one part have the same symbols."""
     def weight(size: Size) -> int:
@@ -327,4 +341,4 @@ def _attention(node: Node, made: Mapping[str, Node]) -> Attention:
             seen.add(one.output.name)
             causal = one.op in ("le", "lt", "ge", "gt")
             waiting += [value.name for value in one.values()]
-    return Attention(q[0], int(heads), int(key_heads), q[-2], k[-2], int(q[-1]), causal)
+    return Attention(q[0], _number(heads), _number(key_heads), q[-2], k[-2], _number(q[-1]), causal)

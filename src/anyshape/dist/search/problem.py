@@ -134,8 +134,8 @@ def shapes_of(lengths: Sequence[int] | Mapping[int, float], batch: int, most: in
 
 def _borders(order: Sequence[int], weights: Sequence[float], most: int) -> list[int]:
     """Where classes end, so that sum of weight * (longest of its class) is least."""
-    count, best = len(order), [(0.0, [0])]
-    best = [(0.0, [])] + [(float("inf"), [])] * count  # type: ignore[list-item]
+    count = len(order)
+    best: list[tuple[float, list[int]]] = [(0.0, []), *((float("inf"), []) for _ in range(count))]
     sums = [0.0]
     for weight in weights:
         sums.append(sums[-1] + weight)

@@ -350,9 +350,9 @@ def _too_small(search: Search, solved: Sequence[_Family], tried: Sequence[Candid
             verdict = cost(ample, plan)
             if verdict is not None and (least is None or verdict.memory < least[0]):
                 least = verdict.memory, plan
-    for one in tried:
-        if one.verdict is not None and (least is None or one.verdict.memory < least[0]):
-            least = one.verdict.memory, one.plan
+    for other in tried:
+        if other.verdict is not None and (least is None or other.verdict.memory < least[0]):
+            least = other.verdict.memory, other.plan
     assert least is not None
     return LimitError(f"no strategy of {search.world} ranks keeps {search.workload.name} within "
                       f"{search.memory / 1e9:.1f} GB a rank",

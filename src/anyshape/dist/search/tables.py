@@ -101,7 +101,7 @@ def _divisors(search: Search, axis: str) -> list[int]:
 def modes(search: Search, family: Family, shape: Shape) -> list[Mode]:
     """What a shape may choose in a family."""
     others = search.world // (family.tensor * family.pipe)
-    found = []
+    found: list[Mode] = []
     for context in (2 ** one for one in range(6)):
         if others % context or context > others or (search.fixed("context") or context) != context:
             continue
@@ -143,7 +143,8 @@ def table(search: Search, family: Family, mode: Mode, shape: Shape) -> Table | N
                 if allowed(search, layer, choice, kind, family.tensor):
                     for array, value in zip(arrays, _entries(costing, family, mode, layer, choice, kind), strict=True):
                         array[i, j, r] = value
-    return Table(*arrays, np.array([float(layer.count) for layer in layers]))
+    seconds, computing, sending, held, kept, transient = arrays
+    return Table(seconds, computing, sending, held, kept, transient, np.array([float(layer.count) for layer in layers]))
 
 
 def allowed(search: Search, layer: Layer, choice: LayerChoice, recompute: str, tensor: int) -> bool:

@@ -16,7 +16,7 @@ from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_onnx.model import OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.walk import to_tensor
-from anyshape.frontend.onnx_program.stage import Shared, Stage, Values
+from anyshape.frontend.onnx_program.stage import Shared, Stage, Values, Variant
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.session import Compilation
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
@@ -99,6 +99,16 @@ class OnnxCallable:
             raise InputError(f"the input {declared.name!r} has {value.dim()} dims", where=self.name,
                              why=f"the model takes {len(declared.shape)}", do="reshape it")
         return value
+
+    def only(self) -> Variant | None:
+        """The one program that the model is, for every call; None where it is several, or none yet."""
+        found = [self.ahead] if self.ahead is not None else list(self.stage.variants.values())
+        names = tuple(one.name for one in self.outputs)
+        whole = len(found) == 1 and found[0].program is not None and found[0].made.cut is None
+        if not whole or found[0].made.gives != names or found[0].made.takes != tuple(one.name for one in self.inputs):
+            return None
+        keyed = self.stage.numbers or self.stage.sizes or self.stage.fixed or self.stage.conditions
+        return None if keyed else found[0]
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the model's dims."""

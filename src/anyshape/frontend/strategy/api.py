@@ -22,8 +22,10 @@ from anyshape.dist.search.judge import Verdict
 from anyshape.dist.search.problem import Override, Search, Shape, override, shapes_of
 from anyshape.dist.search.solver import Found, solve
 from anyshape.dist.simulate.trace import perfetto
+from anyshape.dist.strategies import Strategy as RunnableStrategy
 from anyshape.frontend.strategy.capture import capture, sizes_of
 from anyshape.frontend.strategy.page import page
+from anyshape.frontend.strategy.runnable import runnable
 
 AXES = ("data", "tensor", "context", "pipe")
 
@@ -48,6 +50,18 @@ class StrategySearch:
     def at(self, length: int) -> Strategy:
         """The strategy of a step of this length: the same on all ranks, for it depends on the length alone."""
         return self.found.best.plan.at(self.problem.shapes, length)
+
+    def runnable(self, length: int = 0) -> RunnableStrategy:
+        """What `anyshape.train_step(strategy=...)` runs of it: a mesh, and a strategy along each axis.
+
+        Args:
+            length: of the steps; 0: the longest.
+
+        Raises:
+            ConfigError: it has a pipeline, a context axis, positions dealt out by all_to_all, or layers whose data
+                parallelism differs; the message says what to fix so that it can be run.
+        """
+        return runnable(self.at(length or self.problem.shapes[-1].length), self.problem.machine)
 
     def override(self, pattern: str, *, placement: str = "", data: str = "", recompute: str = "") -> StrategySearch:
         """Fixes what is known of some layers, and searches the rest again; itself.

@@ -103,7 +103,7 @@ str]]:
     shapes = symbolic_shapes
     mode = fake(shape_env=shapes.ShapeEnv())
     weights = dict((*module.named_parameters(), *module.named_buffers()))
-    known: dict[int, Any] = {}
+    known: dict[tuple[int, int], Any] = {}
 
     def symbolic(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -35,7 +35,6 @@ from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
-from anyshape.frontend.train_step.auto_strategy import runnable
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph, Value
@@ -141,7 +140,7 @@ def distribution_of(given: object, names: Callable[[], list[str]]) -> Distributi
         RankError: ranks were given other strategies.
     """
     if isinstance(given, StrategySearch):
-        given = runnable(given.found.best.plan.strategies[-1])
+        given = given.runnable()
     strategy = strategy_of(given, dist.get_world_size())
     mesh = process_mesh(strategy.mesh)
     agree(mesh, {"the strategy": str(strategy)})

@@ -24,10 +24,10 @@ WIDEST = 8  # bytes of an element that is scanned
 
 def tiled_scan(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
     """The program with some of the last row variable, whose row buffer stays in the cache, as the inner columns; None
-    where it does more than scan."""
+    where it does more than scan, or the target has no cache for row buffers."""
     tile = hardware.row_buffer_bytes // WIDEST
     every = [one for stage in program.stages for one in stage.instructions]
-    if len(program.columns) != 1 or program.scratch or program.directive(SplitReduction) or any(
+    if not tile or len(program.columns) != 1 or program.scratch or program.directive(SplitReduction) or any(
             one.op in ("reduce", "scatter", "fold") for one in every):
         return None
     names = dict((*program.rows, *program.columns))

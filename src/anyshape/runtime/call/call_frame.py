@@ -3,6 +3,7 @@ values."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -280,6 +281,8 @@ class Call:
         if "rounded" in attrs:
             a, b = (x.to(TORCH_DTYPES[str(attrs["rounded"])]) for x in (a, b))
         target = self.tensor(step.outputs[0], views[len(step.inputs)])
+        if not self.runner.on_host and _multiplied(target, a, b, rest, alpha, beta):
+            return
         if rest and 2 <= a.dim() == b.dim() and target.is_floating_point():  # rounded once
             batch = target.shape[:-2]
             added = torch.baddbmm(*(x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
@@ -357,6 +360,23 @@ class Call:
                     others.append((i, entry))
             values.append(value)
         return values, given, others
+
+
+def _multiplied(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rest: Sequence[torch.Tensor],
+                alpha: int | float, beta: int | float) -> bool:
+    """A product by PyTorch straight into `target`; False where it would need other memory."""
+    batch = target.shape[:-2]
+    alike = a.dtype == b.dtype == target.dtype and target.is_floating_point() and a.shape[:-2] == b.shape[:-2] == batch
+    if not alike or target.dim() not in (2, 3) or 0 in target.shape or any(x.dtype != target.dtype for x in rest):
+        return False
+    if not rest and alpha == 1:
+        (torch.mm if target.dim() == 2 else torch.bmm)(a, b, out=target)
+        return True
+    if not rest:
+        return False
+    add = torch.addmm if target.dim() == 2 else torch.baddbmm
+    add(rest[0].expand(target.shape), a, b, beta=beta, alpha=alpha, out=target)
+    return True
 
 
 def _copied(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

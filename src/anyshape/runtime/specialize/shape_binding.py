@@ -77,9 +77,9 @@ class Binder:
         Raises:
             InputError: an argument does not fit.
         """
-        rest = self.open
+        rest, fits = self.open, self.driver.fits
         for position, dtype, shape in self.uncompared if same else self.fixed:
-            if not self.driver.fits(arguments[position], dtype, shape, self.devices[position]):  # type: ignore[arg-type]
+            if not fits(arguments[position], dtype, shape, self.devices[position]):  # type: ignore[arg-type]
                 rest = sorted((*rest, position))
         for position in rest:
             self._kind(position, self.plan.inputs[position], arguments[position])

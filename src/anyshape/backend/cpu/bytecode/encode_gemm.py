@@ -259,7 +259,7 @@ def by_library(blas: BlasRoutines, number: int, dtype: str, a: Matrix, b: Matrix
                alpha: float, beta: float, places: Places, thin: tuple[int, ...]) -> list[int] | None:
     """The words of a product by BLAS but for its batch dims; None when it cannot take these strides, or is not
     there."""
-    if not blas.products:
+    if dtype not in LIBRARY or not blas.products:
         return None
     a_order, b_order = _ordered(a), _ordered(b)
     if a_order is None or b_order is None:

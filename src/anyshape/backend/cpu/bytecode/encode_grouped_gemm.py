@@ -17,7 +17,6 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     FULL,
-    LIBRARY,
     OUR_COLUMNS,
     OUR_INNER,
     OUR_ROWS,
@@ -88,16 +87,13 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
         return Matrix(position, 0, item, rows, columns, steps[-2], steps[-1], ())
 
     at_result = len(types) - 1
-    a, b, c = (matrix(0, rows, depth, x_strides), matrix(1, depth, columns, y_strides),
-               matrix(at_result, rows, columns, strides))
-    one = 1.0
+    a, b = matrix(0, rows, depth, x_strides), matrix(1, depth, columns, y_strides)
+    c, one = matrix(at_result, rows, columns, strides), 1.0
     leading = columns if rows == 1 else strides[-2]
     places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
               "batches": 1, "rank": 0}
     left = matrix(0, rows, depth, (depth, 1)) if order else a  # rows are gathered side by side for the library
-    library = None
-    if dtype in LIBRARY:
-        library = by_library(products.blas, 0, dtype, left, b, c, leading, one, 0.0, places, (0,) * 9)
+    library = by_library(products.blas, 0, dtype, left, b, c, leading, one, 0.0, places, (0,) * 9)
     panels = by_panels(products.machine, 0, dtype, a, b, c, leading, one, one, places,
                        GROUP_PANELS) if dtype != "f64" else None
     few = [] if inner else _few(dtype, item, depth, columns, x_strides, b, (at_result, strides))

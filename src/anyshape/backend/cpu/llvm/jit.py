@@ -16,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding as llvm
 
-from anyshape.backend.cpu.llvm.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.backend.cpu.machine.target import Machine, initialise
 from anyshape.backend.interface import ObjectCache
+from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.base.errors import VerifyError
 
 _NAME = re.compile(r"^define void @([A-Za-z_][A-Za-z0-9_]*)\(", re.MULTILINE)

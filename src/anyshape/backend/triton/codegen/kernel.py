@@ -250,10 +250,8 @@ class Printer:
             self.put(f"for column in range({end}):")
             self.depth += 1
             self.columns = NONE
-            self.split("column", "", self.program.columns, NONE)
-            if self.axes_of(self.total):
-                raise VerifyError("columns that differ from row to row are not gone through one by one",
-                                  do="report this as a bug of the compiler")
+            # the columns of rows of different lengths are gone through a row at a time
+            self.split("column", "", self.program.columns, self.axes_of(self.total))
         else:
             self.put(f"for start in range(0, {end}, C):")
             self.depth += 1

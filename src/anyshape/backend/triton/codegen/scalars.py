@@ -48,14 +48,16 @@ BY_DTYPE = {
 WHOLE = {
     "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})", "not": "~{0}", "signbit": "{0} < 0",
     "sign": "({0} > 0).to({T}) - ({0} < 0).to({T})", "trunc_div": "_whole_div({0}, {1})",
-    "fmod": "{0} - _whole_div({0}, {1}) * {1}", "floor_div": "_whole_floor_div({0}, {1})",
-    "remainder": "_whole_remainder({0}, {1})",
+    "fmod": "tl.where({1} == 0, 0, {0} - _whole_div({0}, {1}) * {1}).to({T})",
+    "floor_div": "_whole_floor_div({0}, {1})", "remainder": "_whole_remainder({0}, {1})",
     "shift_left": "tl.where(({1} >= 0) & ({1} < {B}), {0} << ({1} & ({B} - 1)), {0} * 0)",
     "shift_right": "{0} >> tl.where(({1} >= 0) & ({1} < {B}), {1}, {B} - 1)",
 }
 UNSIGNED = {
     "shift_right": "tl.where({1} < {B}, {0} >> ({1} & ({B} - 1)), {0} * 0)", "signbit": "{0} != {0}",
-    "sign": "({0} != 0).to({T})",
+    "sign": "({0} != 0).to({T})", "not": "{0} ^ 255",
+    **dict.fromkeys(("trunc_div", "floor_div"), "_unsigned_div({0}, {1})"),
+    **dict.fromkeys(("fmod", "remainder"), "tl.where({1} == 0, 0, {0} - _unsigned_div({0}, {1}) * {1}).to({T})"),
 }
 BOOL = {"maximum": "{0} | {1}", "minimum": "{0} & {1}", "not": "{0} == 0", "add": "{0} | {1}", "mul": "{0} & {1}",
         "sign": "{0}", "abs": "{0}", "signbit": "{0} != {0}"}
@@ -88,6 +90,8 @@ FUNCTIONS = {
     minus = b == -1
     safe = tl.where((b == 0) | minus, 1, b).to(a.dtype)
     return tl.where(b == 0, 0, tl.where(minus, -a, a // safe)).to(a.dtype)""",
+    "_unsigned_div": """def _unsigned_div(a, b):
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b).to(a.dtype)).to(a.dtype)""",
     "_whole_floor_div": """def _whole_floor_div(a, b):
     quotient = _whole_div(a, b)
     rest = a - quotient * b
