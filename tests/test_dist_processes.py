@@ -77,7 +77,7 @@ def test_ranks_may_have_other_lengths_and_rows() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["other_model", "other_code"])
+@pytest.mark.parametrize("mode", ["other_model", "other_code", "other_rows"])
 def test_ranks_that_differ_are_found_before_the_first_step(mode: str) -> None:
     first, second = ranks(2, mode)
     assert [line.split()[0] for line in first["lines"][1:]] == ["where:", "why:", "do:"], first
