@@ -3,8 +3,9 @@
 Behind every piece of the arena that is handed out lies a guard, which is looked at when the piece comes back: code that
 writes past its scratch fails the test that ran it.
 
-Tests marked `full` take minutes and run only when asked for: `pytest -m full`. Compiled code that tests make is kept in
-a folder of the session, not in the user's cache, unless ANYSHAPE_CACHE_DIR says where.
+Tests marked `full` take minutes, or are the rest of a sample (sampling.py), and run only when asked for:
+`pytest -m full`. Compiled code that tests make is kept in a folder of the session, not in the user's cache, unless
+ANYSHAPE_CACHE_DIR says where.
 """
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import sampling
 from anyshape.frontend.capture import frame_callback
 from anyshape.runtime.memory.pools import Block, Pool
 
@@ -76,8 +78,7 @@ def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def quick_collections() -> Iterator[None]:
     """For files whose tests collect garbage often: `gc.collect()` looks only at what has been made since, not at all
-    of torch, pytest and the tests of before, which takes a second late in a run."""
-    gc.collect()
+    of torch, pytest and the tests of before, which takes a second late in a run, nor at what is garbage by then."""
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         # it would count what is frozen after every trace
@@ -89,6 +90,7 @@ def quick_collections() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
+    sampling.whole = "full" in config.getoption("-m")
     os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
     os.environ.setdefault("ANYSHAPE_CALIBRATE", "0")  # what is computed again is the same everywhere
     # several processes, each with threads that spin until there is work, take a third longer than ones that sleep; what

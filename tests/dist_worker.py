@@ -27,7 +27,7 @@ def strategies(world: int) -> dict[str, Any]:
 
 def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
     """(which part of the batch a rank has, of how many)"""
-    if strategy == "tp":
+    if strategy in ("tp", "sp"):
         return 0, 1
     if isinstance(strategy, Mesh):
         here = strategy.coordinates(rank)
@@ -132,11 +132,18 @@ def other_code() -> dict[str, Any]:
     return {**found, "changed": sum(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))}
 
 
+def other_rows() -> dict[str, Any]:
+    """Ranks that share a batch, and were given two."""
+    model, rank = Llama(layers=1), dist.get_rank()
+    step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy="tp", threads=1, strict=True)
+    return refusal(lambda: step(torch.full((2, 9), rank)))
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code}
+    own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
     found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     print(json.dumps({"rank": dist.get_rank(), **found}), flush=True)
     dist.destroy_process_group()

@@ -25,6 +25,7 @@ from anyshape.passes.causal_mask import causal_mask
 from anyshape.plan.ir.program import ExternStep, LibraryStep
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from roads import compilation_of
+from sampling import crossed, rest
 from test_half import targets
 
 aten = torch.ops.aten
@@ -115,8 +116,7 @@ half_here = pytest.mark.skipif(not native("bf16", host()), reason="half precisio
 
 
 @half_here
-@pytest.mark.parametrize("future", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(("dtype", "future"), crossed((torch.bfloat16, torch.float16), (False, True)), ids=str)
 def test_half_precision(dtype, future):
     if not native({torch.bfloat16: "bf16", torch.float16: "f16"}[dtype], host()):
         pytest.skip("PyTorch's on this processor")
@@ -174,8 +174,8 @@ def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
     assert any("flash_attention" in op for op in ops_of(fast))
 
 
-@pytest.mark.parametrize("shape", [(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
-                                   (2, 1, 50, 1)])
+@pytest.mark.parametrize("shape", rest([(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
+                                        (2, 1, 50, 1)], (50, 70), (2, 4, 50, 70), (2, 1, 1, 70), (2, 1, 50, 1)))
 def test_masks(shape):
     fast = anyshape.compile(attend, strict=True)
     operands = [heads(2, 4, n, 8) for n in (50, 70, 70)]
@@ -336,9 +336,10 @@ def strict(n):
     return torch.arange(n)[None, :] < torch.arange(n)[:, None]
 
 
-@pytest.mark.parametrize(("mask", "wanted"), [
+@pytest.mark.parametrize(("mask", "wanted"), rest([
     (lower, (True, 0)), (added, (True, 0)), (least, (True, 0)), (counted, (True, 0)), (window, (True, 1)),
-    (past, (False, 1)), (strict, (True, 1))])
+    (past, (False, 1)), (strict, (True, 1))], (least, (True, 0)), (counted, (True, 0)), (window, (True, 1)),
+    (past, (False, 1)), several=True))
 def test_a_mask_of_the_future_is_found(mask, wanted):
     def model(q, k, v):
         return attend(q, k, v, mask(q.shape[2]))

@@ -19,6 +19,8 @@ from anyshape.frontend.programs import double_backward
 from anyshape.runtime.context.process_context import shared_context
 from counting import calls
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 
 @pytest.fixture(autouse=True)
 def _fresh():

@@ -24,6 +24,7 @@ from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile
 from anyshape.kernel.loop_ir.program import Instruction as I
 from anyshape.kernel.loop_ir.program import LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import ceildiv, floordiv, minimum, mod, symbol
+from sampling import crossed
 
 SIZES = (0, 1, 3, 16, 17, 63, 64, 65, 1000)
 i, j, k, m, n = (symbol(name) for name in "ijkmn")
@@ -385,8 +386,7 @@ def test_older_processors(vector_bytes: int) -> None:
 
 
 @pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize("way", ["dot", "spread"])
+@pytest.mark.parametrize(("vector_bytes", "way"), crossed([16, 32, 64], ["dot", "spread"]))
 def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
     """Every routine, with beta and without, at sizes that leave rests; a part of the results only."""
     late = {16: ("avx", "fma", "f16c", "amx", "vaes", "vpcl"), 32: ("avx512", "amx", "avx10", "evex"), 64: ()}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import mmap
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,8 @@ from anyshape_bench.harness import driver, runner, tables
 from anyshape_bench.harness import worker as process
 from anyshape_bench.measure import compiler, launch_count, memory_counter, static_shape_baseline, statistics
 from anyshape_bench.models import bench_models, custom_model, dlrm, padding, suite
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 SOURCES = os.pathsep.join(runner.ROOTS)
 
@@ -486,18 +490,33 @@ def model():
 """
 
 
-def bench(folder: Path, body: str, *options: str) -> tuple[int, Results, str]:
-    """Runs the command in a fresh process on a user's own model whose forward is `body`."""
-    (folder / "own_model.py").write_text(OWN.format(body=body))
-    done = subprocess.run(
-        [sys.executable, "-m", "anyshape_bench", "own_model:model", "--threads", "1", "--rounds", "1", "--out",
-         "out", *options], cwd=folder, env=os.environ | {"PYTHONPATH": SOURCES, "COLUMNS": "200"}, capture_output=True,
-        text=True, check=False, timeout=300)
-    return done.returncode, Results.load(folder / "out"), done.stdout + done.stderr
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+          capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Results, str]]:
+    """Runs the command, whose processes are fresh ones, on a user's own model whose forward is `body`."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(body: str, *options: str) -> tuple[int, Results, str]:
+        (tmp_path / "own_model.py").write_text(OWN.format(body=body))
+        status = cli.main(["bench", f"{tmp_path / 'own_model.py'}:model", "--rounds", "1", "--out",
+                           str(tmp_path / "out"), *options])
+        said = capsys.readouterr()
+        return status, Results.load(tmp_path / "out"), said.out + said.err
+
+    return run
 
 
-def test_end_to_end_with_counted_memory(tmp_path: Path, counter: Path) -> None:
-    status, results, said = bench(tmp_path, "return (x + 1) * 2", "--backends", "eager", "--markdown")
+@pytest.fixture
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes of a command would find, in this one: each would import torch and the package anew."""
+    def run(self: runner.Runner, job: dict, tell: object) -> dict:
+        return process.run(importlib.import_module(self.module), job, self.answer(job))
+
+    monkeypatch.setattr(runner.Runner, "run", run)
+
+
+def test_end_to_end_with_counted_memory(bench: Callable[..., tuple[int, Results, str]], counter: Path) -> None:
+    status, results, said = bench("return (x + 1) * 2", "--threads", "1", "--backends", "eager", "--markdown")
     assert status == 0, said
     timed, counted = results.records
     assert len(timed["fresh"]) == 2
@@ -508,7 +527,7 @@ def test_end_to_end_with_counted_memory(tmp_path: Path, counter: Path) -> None:
     assert counted["memory"] == [2 * 4 * rows * 30000 for rows in (3, 4, 1, 8)]
     assert counted["idle"] == 0
     assert counted["checked"] == [[1, 30000], [8, 30000]]
-    assert "| own_model:model | eager |" in said
+    assert "own_model.py:model | eager |" in said
 
 
 TAGGER = """
@@ -589,18 +608,19 @@ def test_an_own_model_that_breaks_the_contract_is_told(tmp_path: Path, returned:
             custom_model.load(name)
 
 
-def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_processes")
+def test_wrong_results_fail_loudly(bench: Callable[..., tuple[int, Results, str]]) -> None:
     body = "Net.calls += 1; return x * Net.calls"
-    status, results, said = bench(tmp_path, body, "--backends", "eager")
+    status, results, said = bench(body, "--backends", "eager")
     assert status == 1
     assert "WRONG RESULT" in said
     assert results.records[1]["mismatches"]
 
 
 @pytest.mark.full
-def test_a_dead_process_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_a_dead_process_is_recorded_and_the_rest_goes_on(bench: Callable[..., tuple[int, Results, str]]) -> None:
     body = "import os; os._exit(7) if x.shape[0] == 1 else None; return x"
-    status, results, said = bench(tmp_path, body, "--backends", "eager")
+    status, results, said = bench(body, "--threads", "1", "--backends", "eager")
     assert status == 1
     assert [("status 7" in r["error"]) for r in results.records] == [True, True]
     assert "FAILED" in said
@@ -938,13 +958,14 @@ def test_wrong_arguments_of_tables_are_explained(arguments: list[str], tmp_path:
 
 # ---- techniques ----
 
+@pytest.mark.usefixtures("without_processes")
 def test_techniques_are_left_out_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                             capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
-    kept = {name: techniques.TECHNIQUES[name] for name in ("fuse", "fast_dispatch", "channels_last", "output_reuse")}
+    kept = {name: techniques.TECHNIQUES[name] for name in ("fuse", "fast_dispatch", "channels_last")}
     monkeypatch.setattr(ablation, "TECHNIQUES", kept)
     name = f"{tmp_path / 'mine.py'}:tagger"
-    status = cli.main(["bench", "--techniques", name, "--rounds", "2", "--shapes", "2", "--threads", "1", "--out",
+    status = cli.main(["bench", "--techniques", name, "--rounds", "2", "--shapes", "2", "--out",
                        str(tmp_path / "out"), "--write-document", str(tmp_path / "techniques.md")])
     assert status == 0, capsys.readouterr()
     found = techniques.Techniques.load(tmp_path / "out")

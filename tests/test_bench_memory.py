@@ -38,7 +38,7 @@ class Layer(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(8))
+        self.layers = nn.ModuleList(Layer() for _ in range(5))
 
     def forward(self, x):
         for layer in self.layers:

@@ -24,6 +24,7 @@ from anyshape.plan.verify import judge
 from anyshape.runtime.torch_ops import bernoulli
 from drawing import assert_same, deals, outcome, program
 from roads import compilation_of, compiled
+from sampling import crossed
 
 SIZES = ((5, 7), (3, 4), (1, 6), (64, 33))
 
@@ -128,15 +129,14 @@ def test_a_kernel_does_not_pull_one_draw_before_another() -> None:
         assert_same(outcome(fast, *data(rows, columns), True), outcome(function, *data(rows, columns), True))
 
 
-@pytest.mark.parametrize("number", range(7))
-def test_random_programs_draw_as_eager(number: int) -> None:
+@pytest.mark.parametrize(("number", "train"), crossed(range(7), (True, False)))
+def test_random_programs_draw_as_eager(number: int, train: bool) -> None:
     """Forward alone and with its backward, at several sizes."""
     function = program(number, deals(7)[number])
-    for train in (False, True):
-        fast = compiled(function, check=1)
-        for rows, columns in SIZES:
-            given = data(rows, columns)
-            assert_same(outcome(fast, *given, train), outcome(function, *given, train))
+    fast = compiled(function, check=1)
+    for rows, columns in SIZES:
+        given = data(rows, columns)
+        assert_same(outcome(fast, *given, train), outcome(function, *given, train))
 
 
 @pytest.mark.parametrize("kinds", [("dropout", "randn", "normal_"), ("rrelu", "uniform_")], ids="-".join)

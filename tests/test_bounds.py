@@ -17,6 +17,7 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.microkernels import gemm
+from sampling import examples
 
 HERE = Path(__file__).parent
 WIDTHS = {"whole tiles": (64, ("avx512bf16", "amx-bf16", "amx-tile", "f16c")),
@@ -107,7 +108,7 @@ def test_scratch_of_products(target, dtype):
     lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
-    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
     @given(rows=sizes, inner=st.one_of(st.just(0), sizes), columns=sizes)
     def holds(rows, inner, columns):
         a = encode_gemm.Matrix(0, 0, item, rows, inner, inner, 1, ())
@@ -147,7 +148,7 @@ def test_scratch_of_attention(target, dtype, backward):
     def ends(size: int, count: int, top: int, least: int) -> int:
         return packed_end(size, math.ceil(count / per_word), top, least, lanes)
 
-    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
     @given(rows=st.integers(1, 3000), columns=st.integers(1, 5000), depth=st.integers(1, 300), causal=st.booleans())
     def holds(rows, columns, depth, causal):
         rows = max(rows, encode_gemm.OUR_ROWS) if dtype == "f32" else rows

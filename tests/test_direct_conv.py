@@ -9,6 +9,7 @@ from torch import nn
 
 import anyshape
 from anyshape.plan.ir.program import ExternStep, LibraryStep
+from sampling import crossed
 
 
 class Net(nn.Module):
@@ -143,8 +144,7 @@ def new_numbers(norm: nn.BatchNorm2d) -> None:
             parameter.normal_()
 
 
-@pytest.mark.parametrize("outs", [20, 70])
-@pytest.mark.parametrize("form", list(itertools.product((False, True), repeat=3)), ids=str)
+@pytest.mark.parametrize(("form", "outs"), crossed(itertools.product((False, True), repeat=3), [20, 70]), ids=str)
 def test_batch_norm_is_part_of_the_convolution(outs, form) -> None:
     """Also after its numbers have changed."""
     torch.manual_seed(0)
@@ -178,8 +178,7 @@ class Chain(nn.Module):
         return y + first if self.twice else y.relu()
 
 
-@pytest.mark.parametrize("kinds", ["*", "-", "~", "*-+", "-**+", "*+*+", "*~"])
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize(("kinds", "twice"), crossed(["*", "-", "~", "*-+", "-**+", "*+*+", "*~"], [False, True]))
 def test_chains_of_numbers_of_channels(kinds, twice) -> None:
     torch.manual_seed(0)
     net, x = Chain(kinds, twice), torch.randn(2, 3, 12, 9)

@@ -12,6 +12,7 @@ from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import IndexRangeError
 from anyshape.plan.ir.program import KernelStep, LibraryStep
 from anyshape_bench.measure import launch_count
+from sampling import crossed
 
 # rows, inner dim, columns: nothing, one, primes, few rows, several blocks of rows, and of the inner dim
 SIZES = [(0, 8, 8), (5, 0, 8), (1, 1, 1), (1, 512, 512), (7, 64, 130), (11, 13, 17), (13, 300, 127), (64, 600, 96),
@@ -45,9 +46,13 @@ def turned(x, w, b):
     return torch.tanh((x @ w).t() * 2 + b[:, None])
 
 
-@pytest.mark.parametrize("function, dtype", [(gelu, torch.float32), (gated, torch.float32), (normed, torch.float32),
-                                             (turned, torch.float32), (gated, torch.bfloat16)])
-def test_to_the_bit_as_one_after_the_other(by, function, dtype):
+KERNELS = ((gelu, torch.float32), (gated, torch.float32), (normed, torch.float32), (turned, torch.float32),
+           (gated, torch.bfloat16))
+
+
+@pytest.mark.parametrize(("kernel", "counts"), crossed(KERNELS, ((3,), (1, 3)), one_in=2))
+def test_to_the_bit_as_one_after_the_other(by, kernel, counts):
+    function, dtype = kernel
     if by == "library" and dtype is torch.bfloat16:
         pytest.skip("the library has none")
     fast = anyshape.compile(function, strict=True)
@@ -56,7 +61,7 @@ def test_to_the_bit_as_one_after_the_other(by, function, dtype):
     try:
         for rows, inner, columns in SIZES:
             x, w, b = (torch.randn(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (columns,)))
-            for threads in (1, 3):  # torch's tracer makes new programs for each
+            for threads in counts:  # torch's tracer makes new programs for each
                 torch.set_num_threads(threads)
                 one, other = fast(x, w, b), apart(x, w, b)
                 ours = dtype is torch.bfloat16 or (by == "panels" and encode_gemm.ours_do(

@@ -24,6 +24,8 @@ from anyshape.runtime.call.program import RECORDS
 from anyshape.runtime.context.process_context import shared_context
 from roads import compiled
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 CRASHED = "the process ended with code"

@@ -23,6 +23,7 @@ import anyshape
 from anyshape import torch_compat
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import AnyShapeError
+from sampling import crossed
 
 
 @pytest.fixture
@@ -182,19 +183,18 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_numbers_are_drawn_in_the_order_of_memory_as_eager_pytorch_draws_them(name: str) -> None:
+@pytest.mark.parametrize(("name", "layout"), crossed(DRAWS, LAYOUTS))
+def test_numbers_are_drawn_in_the_order_of_memory_as_eager_pytorch_draws_them(name: str, layout: str) -> None:
     draw = DRAWS[name]
-    for lay in LAYOUTS.values():
-        fast = anyshape.compile(lambda x: draw(x), strict=True, defer=False)
-        for shape in ((2, 4, 6, 8), (3, 2, 5, 4)):
-            x = lay(torch.randn(shape))
-            torch.manual_seed(1)
-            wanted, state = draw(x), torch.get_rng_state()
-            torch.manual_seed(1)
-            found = fast(x)
-            torch.testing.assert_close(found, wanted)
-            assert found.stride() == wanted.stride() and torch.equal(torch.get_rng_state(), state)
+    fast = anyshape.compile(lambda x: draw(x), strict=True, defer=False)
+    for shape in ((2, 4, 6, 8), (3, 2, 5, 4)):
+        x = LAYOUTS[layout](torch.randn(shape))
+        torch.manual_seed(1)
+        wanted, state = draw(x), torch.get_rng_state()
+        torch.manual_seed(1)
+        found = fast(x)
+        torch.testing.assert_close(found, wanted)
+        assert found.stride() == wanted.stride() and torch.equal(torch.get_rng_state(), state)
 
 
 LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -211,8 +211,7 @@ LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["at first", "later"])
-@pytest.mark.parametrize("name", LAID_OUT)
+@pytest.mark.parametrize(("name", "first"), crossed(LAID_OUT, [True, False]))
 def test_results_lie_in_memory_as_eager_pytorch_lays_them_out(name: str, first: bool) -> None:
     """Whether the first call has channels last, or a later one."""
     function = LAID_OUT[name]

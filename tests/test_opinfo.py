@@ -24,13 +24,10 @@ PER_OP = 150  # seconds
 WANTED = 0.98  # share of ops that must pass
 
 SAMPLE = """
-add sub mul div.no_rounding_mode remainder pow maximum where clamp neg exp log1p tanh erf sigmoid rsqrt floor sign
-atan2 eq logical_and bitwise_xor isnan sum mean prod amax var std argmax cumsum softmax log_softmax logsumexp norm
-matmul bmm addmm einsum nn.functional.linear nn.functional.conv2d nn.functional.layer_norm nn.functional.gelu
-nn.functional.silu nn.functional.embedding nn.functional.cross_entropy nn.functional.mse_loss nn.functional.max_pool2d
-nn.functional.pad.constant reshape permute transpose expand squeeze unsqueeze cat stack split gather index_select
-index_put scatter_add take_along_dim masked_fill tril flip roll arange linspace zeros_like sort topk
-nonzero masked_select linalg.inv equal nn.functional.dropout
+add div.no_rounding_mode remainder pow maximum where clamp exp erf rsqrt sign logical_and isnan sum amax var argmax
+cumsum log_softmax norm matmul einsum nn.functional.conv2d nn.functional.layer_norm nn.functional.gelu
+nn.functional.embedding nn.functional.cross_entropy nn.functional.max_pool2d nn.functional.pad.constant reshape expand
+squeeze cat split gather index_put scatter_add masked_fill flip arange sort nonzero linalg.inv nn.functional.dropout
 """.split()
 
 PASS = ("kernels", "mixed", "calls")
@@ -135,7 +132,7 @@ def unexpected(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def test_sample_of_ops():
-    found = run_ops(SAMPLE, "sample", workers=2)
+    found = run_ops(SAMPLE, "sample", workers=1)
     assert sorted(found) == sorted(SAMPLE)
     assert not unexpected(found)
     assert sum(told["calls"] for told in found.values()) > 2 * len(SAMPLE)

@@ -39,6 +39,7 @@ from anyshape.plan.verify import judge, lower_bound
 from anyshape.sym.expr import evaluate, symbol
 from anyshape.sym.facts import Facts
 from roads import compilation_of
+from sampling import examples
 
 b, s = symbol("b"), symbol("s")
 FACTS = Facts(ranges=(("b", 1, None), ("s", 1, 4096)), hints=(("b", 8), ("s", 512)))
@@ -219,7 +220,7 @@ def _power(one, times):
     return one * _power(one, times - 1) if times else 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(polynomials, min_size=1, max_size=4), st.lists(polynomials, min_size=1, max_size=4))
 def test_a_peak_that_is_proved_to_be_no_higher_is_none(new, old):
     facts = Facts(ranges=(("b", 1, 6), ("s", 0, 9)))

@@ -1,6 +1,7 @@
 """Torch while a program is traced: what is changed is listed, undone after any end, and no other thread sees it."""
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import nn
 import anyshape
 import patched
 from anyshape.torch_compat.tracing.monkey_patches import BY_TORCH, WHILE_TRACING, WHILE_TRACING_BESIDE
+from sampling import rest
 
 
 def traced(during: Callable[[], None], **settings: Any) -> Any:
@@ -47,8 +49,9 @@ def before() -> patched.Found:
     return patched.functions_of_torch()
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize(("background", "end"), rest(
+    [*itertools.product([False, True], [None, ValueError, KeyboardInterrupt])],
+    (False, None), (False, ValueError), (False, KeyboardInterrupt), (True, None), several=True))
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_trace_changes_is_listed_and_undone(before: patched.Found, background: bool,
                                                    end: type[BaseException] | None) -> None:

@@ -32,6 +32,7 @@ from anyshape.sym.expr import floordiv, maximum, minimum, mod, root, scaled, sym
 from anyshape.sym.facts import Facts
 from recorded import MODELS, plans
 from roads import compilation_of
+from sampling import examples
 from test_order import random_plan
 from test_plan import random_problem
 
@@ -145,7 +146,7 @@ def any_plans(draw):
         draw(tuples(st.integers(0, 5))), draw(tuples(tuples(names))), draw(tuples(names)), draw(st.booleans()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(any_plans())
 def test_whatever_a_plan_holds_reads_back(plan):
     text = show(plan)

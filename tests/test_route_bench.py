@@ -24,7 +24,7 @@ from anyshape_bench.harness import worker as process
 from anyshape_bench.routes import catalog, loads
 from anyshape_bench.routes.case import Case, Forms, Study, Way
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 MOST_CHANGED = 24  # lines of a port
 PORTS = [name for name in catalog.FILES
          if hasattr(importlib.import_module(f"anyshape_bench.routes.{name}"), "Routed")]

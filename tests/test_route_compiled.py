@@ -13,6 +13,7 @@ from anyshape.base import counters
 from anyshape.plan.ir.program import ExternStep
 from anyshape.route.core import operators as ops
 from anyshape.runtime.torch_ops.fallbacks import routing_by_torch
+from sampling import some
 
 WIDTH, BRANCHES = 16, 5
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}  # the gate is f32
@@ -162,9 +163,9 @@ def test_operators():
 LINES = (1, 2, 3, 8, 64, 131, 256)
 
 
-@pytest.mark.parametrize("dtype", [*BOUNDS, *IDS], ids=str)
+@pytest.mark.parametrize("dtype", some([*BOUNDS, *IDS], 2), ids=str)
 def test_top_k_chooses_as_pytorch_does_among_equals(dtype):
-    for count in LINES if dtype == torch.float32 else (3, 8, 131):
+    for count in LINES if dtype == torch.float32 else (3, 131):
         for k in {1, 2, 16 if count > 16 else count}:
             if k > count:
                 continue

@@ -19,6 +19,8 @@ from anyshape.route.optimize import watched
 from anyshape.route.optimize.drift import DriftPolicy, Gate, divergence, regret
 from anyshape.route.profile.tally import profile_of_loads
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 PIECE = 2e-5  # seconds that a cell of a padded branch takes
 MANUAL = DriftPolicy(seconds=0, least_calls=8, rounds=4, thread=False)
 

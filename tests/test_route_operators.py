@@ -7,6 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from anyshape import AnyShapeError
 from anyshape.route.core import operators as ops
+from sampling import crossed
 
 BRANCHES, CHOICES = 4, 2
 
@@ -69,8 +70,7 @@ def test_derivatives(name):
     assert gradgradcheck(operator, arguments)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "merge"])
-@pytest.mark.parametrize("cells", [0, 1, 5])
+@pytest.mark.parametrize(("name", "cells"), crossed([name for name in NAMES if name != "merge"], [0, 1, 5]))
 def test_schemas_and_fakes(name, cells):
     operator, arguments = samples(torch.float32, cells)[name]
     torch.library.opcheck(operator, arguments)

@@ -28,6 +28,8 @@ from anyshape.route.profile.routers import routers_of
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, HostMemory
 from anyshape.route.store.host_memory import PAGE
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 WIDTH, HIDDEN, BRANCHES = 32, 64, 6
 
 

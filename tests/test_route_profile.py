@@ -18,6 +18,8 @@ from anyshape.route.profile import histogram, recorder
 from anyshape.route.profile.tally import Tally, profile_of_loads
 from anyshape.route.profile.watch import Watch
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 WIDTH = 8
 
 

@@ -128,8 +128,8 @@ def check(run, model, loads, train=False):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), ("nested", False),
-                                                ("larger", False)])
+@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), *(
+    pytest.param(kind, False, marks=pytest.mark.full) for kind in ("nested", "larger"))])  # training has both
 def test_one_program_serves_every_load(kind, train):
     """No call runs as PyTorch, and gradients of branches without cells are zero."""
     model = Routed(BRANCHES[kind])

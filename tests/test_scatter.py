@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from anyshape.kernel.loop_ir.directives import Interchange
 from anyshape.kernel.schedule.interchange import PER_ROW
 from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, Plan
 from roads import compilation_of, compiled
+from sampling import crossed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool)
 MORE_DTYPES = (torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8)
@@ -130,24 +130,24 @@ def alone(function, *given):
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_values(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype"), crossed(CASES, DTYPES) + crossed(
+    ("index_put add", "scatter", "scatter_add"), MORE_DTYPES, one_in=2), ids=str)
+def test_values(name: str, dtype: torch.dtype) -> None:
     """Every shape by one program a dtype (two where a size is 0 or 1), with repeated indices; exact in every dtype."""
     torch.manual_seed(0)
     function, make = CASES[name]
-    for dtype in (*DTYPES, *MORE_DTYPES) if name in ("index_put add", "scatter", "scatter_add") else DTYPES:
-        torch.compiler.reset()
-        fast = compiled(function, strict=True)
-        for shape in SHAPES:
-            given = make(dtype, *shape)
-            try:
-                wanted = alone(function, *given)
-            except (IndexError, RuntimeError):
-                continue  # eager PyTorch has no such shape
-            found = fast(*given)
-            assert found.stride() == wanted.stride() or 0 in shape
-            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-        assert not steps(fast, ExternStep), dtype
+    torch.compiler.reset()
+    fast = compiled(function, strict=True)
+    for shape in SHAPES:
+        given = make(dtype, *shape)
+        try:
+            wanted = alone(function, *given)
+        except (IndexError, RuntimeError):
+            continue  # eager PyTorch has no such shape
+        found = fast(*given)
+        assert found.stride() == wanted.stride() or 0 in shape
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert not steps(fast, ExternStep)
 
 
 def test_tensors_without_dims() -> None:
@@ -361,27 +361,27 @@ def test_a_chain_of_scatters_is_one_buffer() -> None:
 # ---- gradients
 
 
-def test_an_embedding_learns_in_kernels() -> None:
+@pytest.mark.parametrize(("count", "width", "padding", "dtype"), crossed(
+    (1, 500), (1, 24), (None, 0), (torch.float32, torch.bfloat16)), ids=str)
+def test_an_embedding_learns_in_kernels(count: int, width: int, padding: int | None, dtype: torch.dtype) -> None:
     """The sum of a row's gradients has eager's order, bit for bit; padding gets none."""
     torch.manual_seed(0)
-    dtypes = (torch.float32, torch.bfloat16)
-    for count, width, padding, dtype in itertools.product((1, 500), (1, 24), (None, 0), dtypes):
-        torch.compiler.reset()
-        table = nn.Embedding(count, width, padding_idx=padding).to(dtype)
+    torch.compiler.reset()
+    table = nn.Embedding(count, width, padding_idx=padding).to(dtype)
 
-        def function(tokens: torch.Tensor, scale: torch.Tensor, table: nn.Embedding = table) -> torch.Tensor:
-            return (table(tokens) * scale).sum()
+    def function(tokens: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (table(tokens) * scale).sum()
 
-        fast = compiled(function, strict=True)
-        for shape in ((2, 9), (4, 31), (3, 0), (1, 1)):
-            tokens, scale = torch.randint(0, count, shape), torch.randn(*shape, 1).to(dtype)
-            grads = []
-            for run in (fast, function):
-                table.weight.grad = None
-                run(tokens, scale).backward()
-                grads.append(table.weight.grad)
-            assert torch.equal(*grads), (count, width, padding, dtype, shape)
-        assert not steps(fast, ExternStep)
+    fast = compiled(function, strict=True)
+    for shape in ((2, 9), (4, 31), (3, 0), (1, 1)):
+        tokens, scale = torch.randint(0, count, shape), torch.randn(*shape, 1).to(dtype)
+        grads = []
+        for run in (fast, function):
+            table.weight.grad = None
+            run(tokens, scale).backward()
+            grads.append(table.weight.grad)
+        assert torch.equal(*grads), shape
+    assert not steps(fast, ExternStep)
 
 
 @pytest.mark.parametrize("function", [

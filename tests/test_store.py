@@ -21,6 +21,9 @@ from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, StoreError
 from anyshape.runtime.memory import offload_store as module
 from anyshape.runtime.memory.offload_store import PAGE, HostStore, StoreReservation, Stores, check_folder, cut
+from sampling import examples
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -87,7 +90,7 @@ def test_the_file_has_no_name(store, tmp_path):
     assert os.fstat(store.file.number).st_blocks * 512 >= PAGE
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_order_of_calls_is_like_a_dict(tmp_path, data):
     limit = 64 * PAGE
@@ -134,7 +137,7 @@ def test_any_order_of_calls_is_like_a_dict(tmp_path, data):
     store.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 50)), max_size=6), st.integers(0, 200),
        st.integers(0, 200))
 def test_cut_is_a_slice(pieces, at, size):

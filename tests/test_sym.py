@@ -35,6 +35,7 @@ from anyshape.sym.polynomial_sign import nonnegative
 from anyshape.sym.prover import bounds, divides, prove_at_most, prove_equal, prove_nonnegative
 from anyshape.sym.python_codegen import function_of
 from counting import calls
+from sampling import examples
 
 NAMES = ("a", "b", "n")
 A, B, N = (symbol(name) for name in NAMES)
@@ -85,7 +86,7 @@ def number(tree: Tree, values: dict[str, int]) -> int:
             "min": lambda: min(x, y), "floordiv": lambda: x // y, "mod": lambda: x % y}[tree[0]]()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(trees(), st.sampled_from(POINTS))
 def test_a_size_has_the_value_of_its_formula(tree: Tree, values: dict[str, int]) -> None:
     size = build(tree)
@@ -94,7 +95,7 @@ def test_a_size_has_the_value_of_its_formula(tree: Tree, values: dict[str, int])
     assert function_of([size, size + 1], "size")(values) == (number(tree, values), number(tree, values) + 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(trees())
 def test_text_reads_back(tree: Tree) -> None:
     size = build(tree)
@@ -102,7 +103,7 @@ def test_text_reads_back(tree: Tree) -> None:
     assert isinstance(size, int) or symbols_of(size)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(trees(), trees(), st.sampled_from(NAMES), st.sampled_from(POINTS))
 def test_substitute_is_evaluate_in_two_steps(outer: Tree, inner: Tree, name: str, values: dict[str, int]) -> None:
     moved = {**values, name: number(inner, values)}
@@ -113,7 +114,7 @@ def test_substitute_is_evaluate_in_two_steps(outer: Tree, inner: Tree, name: str
     assert evaluate(replaced, values) == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(trees(divisors=False), trees(divisors=False))
 def test_equal_polynomials_are_equal(first: Tree, second: Tree) -> None:
     x, y = build(first), build(second)
@@ -155,7 +156,7 @@ def test_floor_of_negatives_is_pythons() -> None:
             assert evaluate(rest, {"n": n}) == (scale * n + offset) % divisor
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(trees(divisors=False), trees(divisors=False))
 def test_divide_leaves_a_remainder_that_fits(first: Tree, second: Tree) -> None:
     x, y = build(first), build(second)
@@ -234,7 +235,7 @@ def test_quotients_by_sizes_have_bounds() -> None:
     assert bounds(facts, floordiv(rows, symbol("h") - 3)) == (None, None)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(trees(), trees())
 def test_proofs_are_never_wrong(first: Tree, second: Tree) -> None:
     x, y = build(first), build(second)
@@ -252,7 +253,7 @@ def test_proofs_are_never_wrong(first: Tree, second: Tree) -> None:
             assert whole is None or all((number % k == 0) is whole for number in numbers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(trees(), trees())
 def test_proofs_with_divisibility_and_inequalities(first: Tree, second: Tree) -> None:
     facts = Facts(ranges=FACTS.ranges, divisible=((N, 4), (A + B, 2)), known=(N - 2 * B,))
@@ -281,7 +282,7 @@ def test_what_can_be_proved(left: str, right: str) -> None:
     assert prove_at_most(facts, parse(left), parse(right)) is True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 2), st.integers(-30, 30), min_size=1, max_size=6),
        st.tuples(*[st.tuples(st.integers(-2, 3), st.integers(0, 9) | st.none())] * 2))
 def test_a_polynomial_that_is_shown_to_be_at_least_0_is(poly, ends) -> None:
@@ -299,7 +300,7 @@ def test_squares_are_at_least_0() -> None:
             assert not nonnegative({(2,): 1, (1,): -2 * zero, (0,): zero * zero - 1}, ((0, high),))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(trees(), min_size=2, max_size=5))
 def test_compared_is_never_wrong(several: list[Tree]) -> None:
     sizes = [build(tree) for tree in several]

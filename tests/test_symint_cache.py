@@ -126,9 +126,10 @@ def test_duplicates():
 
 def test_inductor_is_not_loaded():
     program = ("import sys, torch, anyshape\nf = anyshape.compile(lambda x: (x.exp() * 2).sum(), strict=True)\n"
-               "f(torch.randn(3, 4, requires_grad=True)).backward()\nprint('torch._inductor.lowering' in sys.modules)")
+               "f(torch.randn(3, 4, requires_grad=True)).backward()\n"
+               "print([one for one in ('lowering', 'compile_fx') if f'torch._inductor.{one}' in sys.modules])")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"
 
 
 def sliced(x, tags):
@@ -280,8 +281,8 @@ def test_remembered_shapes_are_those_of_torch(monkeypatch):
 
 def test_further_layers_find_few_shapes(monkeypatch):
     two, _ = traced(2, monkeypatch, None)
-    six, _ = traced(6, monkeypatch, None)
-    assert six < 1.5 * two
+    four, _ = traced(4, monkeypatch, None)
+    assert four < 1.25 * two
 
 
 def asks_for_one(x, y):

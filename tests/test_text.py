@@ -18,6 +18,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.sym.expr import symbol
 from anyshape.sym.facts import Facts
+from sampling import examples
 from text_cases import CASES, SOFTMAX
 
 B, N = symbol("b"), symbol("n")
@@ -56,7 +57,7 @@ def test_every_part_of_a_graph_is_read() -> None:
     assert by_name["q"].attr("target") == 'aten.x#"y' and by_name["q"].attr("effect") is False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.one_of(st.floats(), st.integers(-2**63, 2**63), st.booleans()))
 def test_numbers_read_back_exactly(number: float | int | bool) -> None:
     x = Value("x", TensorType("f64", (N,)))
@@ -68,7 +69,7 @@ def test_numbers_read_back_exactly(number: float | int | bool) -> None:
         assert type(found) is type(number) and repr(found) == repr(number)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=20))
 def test_texts_read_back_exactly(text: str) -> None:
     x = Value("x", TensorType("f32", ()))

@@ -87,13 +87,13 @@ def state_of(model: torch.nn.Module, step: anyshape.TrainStep) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", [Stale, Deep, Norms])
 def test_the_same_numbers_under_a_limit(kind: type[torch.nn.Module]) -> None:
-    free, plain = made(kind)
+    free, plain = made(kind, memory_limit="1GB")
     size = 32 if kind is Stale else 48
     draw = torch.Generator().manual_seed(2)
     shapes = (300, 1000, 517, 1000)
     given = [torch.randn(rows, size, generator=draw) for rows in shapes]
     losses = [plain(x) for x in given]
-    model, step = made(kind, memory_limit=between(kind, given[1]))
+    model, step = made(kind, memory_limit=sum(bounds_at(plain, 1)) // 2)
     for x, wanted in zip(given, losses, strict=True):
         torch.testing.assert_close(step(x), wanted, rtol=1e-5, atol=1e-6)
     for one, other in zip(model.state_dict().values(), free.state_dict().values(), strict=True):
@@ -109,13 +109,14 @@ def bounds(kind: type[torch.nn.Module], x: Tensor) -> tuple[int, int]:
 def bounds_of(step: anyshape.TrainStep, x: Tensor) -> tuple[int, int]:
     """What a step takes with everything kept, and the least limit that works."""
     step(x)
+    return bounds_at(step, 0)
+
+
+def bounds_at(step: anyshape.TrainStep, place: int) -> tuple[int, int]:
+    """The same at the sizes that the step has met as those of that place."""
     limit = next(one.executable.limit for one in step.programs if one.executable.limit is not None)
-    record = next(iter(limit.program.specializations.values()))
+    record = list(limit.program.specializations.values())[place]
     return limit.needed(record.values, record.policy), limit.least(record.values)
-
-
-def between(kind: type[torch.nn.Module], x: Tensor) -> int:
-    return sum(bounds(kind, x)) // 2
 
 
 class Biased(torch.nn.Module):
@@ -204,10 +205,10 @@ class Heads(torch.nn.Module):
 def test_views_with_memory_of_their_own_come_again() -> None:
     draw = torch.Generator().manual_seed(5)
     given = [torch.randn(*size, 32, generator=draw) for size in ((3, 50), (4, 61), (2, 97), (4, 61))]
-    free, least = bounds(Heads, given[1])
-    assert least < 0.7 * free
-    model, plain = made(Heads)
+    model, plain = made(Heads, memory_limit="1GB")
     losses = [plain(x) for x in given]
+    free, least = bounds_at(plain, 1)
+    assert least < 0.7 * free
     other, step = made(Heads, memory_limit=(free + least) // 2)
     for x, wanted in zip(given, losses, strict=True):
         torch.testing.assert_close(step(x), wanted, rtol=1e-5, atol=1e-6)

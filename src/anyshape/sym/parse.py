@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from anyshape.base.errors import ParseError
 from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod, root, scaled, symbol
@@ -13,6 +14,7 @@ MOST_TOKENS = 1 << 16
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
 
+@lru_cache(maxsize=4096)  # a text form says the same few sizes again and again
 def parse(text: str) -> Size:
     """The size written as `text`: numbers, names, + - * ** // max(a, b), min(a, b), mod(a, b), scaled(a, 0.5)
     and root(a)."""

@@ -8,6 +8,7 @@ and optimiser states of which a rank has a part live here; the model's tensors k
 """
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
 
+BATCH = "%batch"  # among sizes, the digest of a batch
 Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
 
 
@@ -216,6 +218,8 @@ class DistributedProgram:
         self.local = local
         self.digest = digest(local)
         self.given = given_symbols(graph, roles)
+        self.rows = [place for place, v in enumerate(graph.inputs) if v.name in self.data]
+        self.shares = any(not one.sharding.given for one in chain)
         self.sizes = [(place, v.name) for place, v in enumerate(graph.inputs) if isinstance(v.type, SizeType)]
         self.cuts = {place: _cuts(chain, v) for place, v in enumerate(graph.inputs)
                      if isinstance(v.type, TensorType) and v.name not in self.data}
@@ -223,7 +227,7 @@ class DistributedProgram:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Raises RankError where ranks run other programs, or have sizes that this one cannot tell apart."""
         own = {name: int(inputs[place]) for place, name in self.sizes}
-        symbols = self._agreed(own)
+        symbols = self._agreed(own, content(inputs[place] for place in self.rows) if self.shares else 0)
         given = [*inputs, *self.constants]
         inputs.clear()
         for place, cuts in self.cuts.items():
@@ -242,11 +246,12 @@ class DistributedProgram:
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
         return self.executable(given)
 
-    def _agreed(self, own: Mapping[str, int]) -> dict[str, int]:
-        """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs."""
+    def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
+        """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the
+        digest of this rank's rows, where several ranks are to have the same."""
         mesh = self.distribution.mesh
-        every = exchanged(mesh, self.digest, list(own.values()))
-        sizes = [dict(zip(own, one, strict=True)) for one in every]
+        every = exchanged(mesh, self.digest, [*own.values(), batch])
+        sizes = [dict(zip([*own, BATCH], one, strict=True)) for one in every]
         data = [one.sharding for one in self.chain if one.sharding.given]
         axes = [one.axis for one in data]
         self._check(sizes, axes)
@@ -269,13 +274,16 @@ class DistributedProgram:
         """Raises RankError where the ranks' sizes are not such as the program takes."""
         mesh = self.distribution.mesh
         for name in sizes[0]:
+            if name == BATCH and not self.shares:
+                continue
             is_given = name in self.given
             for rank, one in enumerate(sizes):
                 here = mesh.mesh.coordinates(rank)
                 partner = mesh.mesh.rank({a: 0 if a not in axes else here[a] for a in here})
                 if one[name] != sizes[partner][name]:
-                    raise refusal(mesh, f"ranks {partner} and {rank} have batches of other sizes",
-                                  why=f"{sizes[partner][name]} and {one[name]}, along axes that share one batch",
+                    what = "numbers" if name == BATCH else f"sizes, {sizes[partner][name]} and {one[name]}"
+                    raise refusal(mesh, f"ranks {partner} and {rank} have batches of other {what}",
+                                  why="they differ along axes of the mesh that share one batch",
                                   do="give them the same batch")
             if not is_given and name in self.needs.equal and len({one[name] for one in sizes}) > 1:
                 raise refusal(mesh, "ranks have batches of other lengths",
@@ -289,6 +297,14 @@ class DistributedProgram:
                         local_count(sum(counts), len(counts), place) for place in range(len(counts)))]:
                     raise refusal(mesh, f"ranks have {', '.join(map(str, counts[:8]))} rows",
                                   why=f"{self.needs.even} takes parts of equal size", do="give all ranks as many rows")
+
+
+def content(tensors: Iterable[Tensor]) -> int:
+    """A digest of the bytes of tensors."""
+    found = hashlib.blake2b(digest_size=8)
+    for one in tensors:
+        found.update(one.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return int.from_bytes(found.digest(), "little", signed=True)
 
 
 def _total(mesh: Mesh, sizes: Sequence[Mapping[str, int]], name: str, fixed: Mapping[str, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ForwardRef, get_args, get_origin, get_type_hints
 
 from anyshape.ir.graph import Attr, Literal
@@ -403,7 +404,7 @@ class _Reader(Scanner):
         known = [field.name for field in dataclasses.fields(cls) if field.compare]
         if name not in known:
             self.fail(f"{name} is no attribute here", f"use one of {', '.join(known)}", start)
-        hint = get_type_hints(cls)[name]
+        hint = _hints(cls)[name]
         if not _is(value, hint):
             self.fail(f"{name} cannot be {attr_text(value)}", f"it is a {getattr(hint, '__name__', hint)}", start)
         return value
@@ -515,6 +516,12 @@ class _Reader(Scanner):
 
     def line(self) -> int:
         return self.line_number()
+
+
+@lru_cache(maxsize=64)
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields, which are texts until they are asked for."""
+    return get_type_hints(cls)
 
 
 def _is(value: Attr, hint: Any) -> bool:
