@@ -16,6 +16,7 @@ from anyshape.backend.cpu.bytecode import encode_attention, encode_gemm
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.microkernels import gemm
 from sampling import examples
 
@@ -158,8 +159,8 @@ def test_scratch_of_attention(target, dtype, backward):
         q, k, sums = dense(1, 2, rows, depth), dense(1, 2, columns, depth), dense(1, 2, rows)
         result, keys = dense(1, rows, 2, depth), dense(1, columns, 2, depth)
         types = (q, q, k, k, sums, sums, result, keys, keys) if backward else (q, k, k, result, sums)
-        step = encode_attention._words(target, True, "attention_backward" if backward else "attention", dtype,
-                                       causal, None, types)
+        step = encode_attention._words(target, True, BlasRoutines(), "attention_backward" if backward else "attention",
+                                       dtype, causal, None, types)
         assert step is not None
         of = {name: step[field.at] for name, field in host.AttentionStep.fields.items()}
         tile, row = of["tile"], of["step"]
