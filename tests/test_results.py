@@ -1,12 +1,15 @@
 """Benchmark pages show stored results: docs/results has the JSON of each, and the page is what it renders to."""
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from anyshape_bench.experiments import strategies
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
@@ -18,16 +21,17 @@ from anyshape_bench.harness.experiment import Experiment
 DOCS = Path(__file__).parents[1] / "docs"
 STORED = DOCS / "results"
 
-# the pages that may be there, each with the experiment that renders it
-PAGES: dict[str, Experiment[Any]] = {
-    "benchmarks": Speed(), "benchmarks-bfloat16": Speed(), "benchmarks-padded": Speed(),
-    "benchmarks-memory": MemoryBudget(), "benchmarks-plan": Planning(), "benchmarks-step": TrainSteps(),
-    "benchmarks-routes": RoutingNetworks(),
-    "techniques": Ablation()}
+
+def of(experiment: Experiment[Any]) -> Callable[[Path], str]:
+    return lambda folder: experiment.report(experiment.results.load(folder), folder).page
 
 
-def page_of(experiment: Experiment[Any], folder: Path) -> str:
-    return experiment.report(experiment.results.load(folder), folder).page
+# the pages that may be there, each with what renders its folder of results
+PAGES: dict[str, Callable[[Path], str]] = {
+    "benchmarks": of(Speed()), "benchmarks-bfloat16": of(Speed()), "benchmarks-padded": of(Speed()),
+    "benchmarks-memory": of(MemoryBudget()), "benchmarks-plan": of(Planning()), "benchmarks-step": of(TrainSteps()),
+    "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),
+    "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text()))}
 
 
 KEPT = sorted(path.name for path in STORED.iterdir())
@@ -41,7 +45,7 @@ def test_every_page_of_figures_has_stored_results():
 
 @pytest.mark.parametrize("page", KEPT)
 def test_a_page_shows_its_stored_results(page):
-    same = (DOCS / f"{page}.md").read_text() == page_of(PAGES[page], STORED / page)
+    same = (DOCS / f"{page}.md").read_text() == PAGES[page](STORED / page)
     assert same, f"run anyshape bench --show docs/results/{page} --write-document docs/{page}.md"
 
 

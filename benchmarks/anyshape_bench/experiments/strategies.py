@@ -1,6 +1,6 @@
 """Study of strategies for many devices: simulated steps against published runs, and the search against plans by hand.
 
-    python -m anyshape_bench.experiments.strategies docs/results/distributed/strategies.json      (some minutes)
+    python -m anyshape_bench.experiments.strategies docs/results/benchmarks-strategies/strategies.json    (minutes)
 
 Every row is simulated, and says so; the published numbers are of torchtitan's tables (benchmarks/ of its repository,
 December 2024 and June 2025) and of TorchAcc's talk of 2024. `fitted` marks the rows whose numbers the table of
@@ -196,7 +196,7 @@ def page(results: dict[str, Any]) -> str:
     valid = results["validation"]
     lines = [
         "# Strategies for many devices, simulated", "",
-        "Made from docs/results/distributed/strategies.json by "
+        "Made from docs/results/benchmarks-strategies/strategies.json by "
         "`benchmarks/anyshape_bench/experiments/strategies.py`. All numbers "
         "of ours are simulated; those called published are of runs by others.", "",
         "## Published runs", "",

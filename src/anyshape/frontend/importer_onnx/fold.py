@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_onnx import known as k
-from anyshape.frontend.importer_onnx.known import MOST, Known, Unknown, known
-from anyshape.frontend.importer_onnx.model import ELEMENTS, numpy_dtype
+from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, Condition
+from anyshape.frontend.symbols import known as k
+from anyshape.frontend.symbols.known import MOST, Known, Unknown, known
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.sym.expr import Expr, product
 
 Fold = Callable[[Call], Any]

@@ -8,8 +8,8 @@ from typing import Any
 
 from anyshape.frontend.aten.scatter import index_put
 from anyshape.frontend.aten.table import Decline, Mismatch
-from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType
 from anyshape.sym.expr import Size, floordiv, product

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from anyshape.frontend.aten.table import Decline, is_float, wide
-from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType, kind_of
 from anyshape.sym.expr import Expr, Size

@@ -16,15 +16,8 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
-from anyshape.frontend.importer_onnx.model import (
-    ELEMENT_OF,
-    ELEMENTS,
-    OnnxFunction,
-    OnnxGraph,
-    OnnxNode,
-    OnnxValue,
-    numpy_dtype,
-)
+from anyshape.frontend.importer_onnx.model import ELEMENT_OF, ELEMENTS, OnnxFunction, OnnxGraph, OnnxNode, OnnxValue
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
 try:
     import onnx

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_onnx.known import Known, known
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
-from anyshape.frontend.importer_onnx.model import ELEMENTS, dtype_of
+from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, coefficient_of, floordiv, maximum, minimum, product, symbols_of

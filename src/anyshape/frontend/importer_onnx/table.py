@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.frontend.aten.table import Decline, Translator, translation_of
-from anyshape.frontend.importer_onnx.known import Known, known
+from anyshape.frontend.importer.untraced_extern import extern_call
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
+from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Attr, Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.pointwise import POINTWISE
 from anyshape.sym.expr import Expr, Size, symbols_of
-from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 Row = Callable[["Call"], Any]
 ROWS: dict[tuple[str, str], Row] = {}
@@ -274,33 +273,10 @@ class Call:
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
                **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""
-        operands: list[Any] = []
-
-        def entry(value: Any) -> tuple[Attr, ...]:
-            if isinstance(value, Known):
-                value = self.tensor(value)
-            if isinstance(value, (Value, Expr)):
-                operands.append(value)
-                return ("operand", len(operands) - 1)
-            if isinstance(value, (list, tuple)):
-                return ("list", *(entry(one) for one in value))
-            if value is None:
-                return ("none",)
-            if isinstance(value, torch.dtype):
-                return ("dtype", DTYPE_NAMES[value])
-            for kind, tag in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
-                if isinstance(value, kind):
-                    return (tag, value)
-            raise Decline(f"an argument of type {type(value).__name__}")
-
-        given = tuple(entry(one) for one in arguments)
-        named = tuple((key, entry(one)) for key, one in keywords.items())
-        flat = types if isinstance(types, tuple) else (types,)
+        results = extern_call(self.t.builder, target, arguments, keywords, types,
+                              lambda one: self.tensor(one) if isinstance(one, Known) else one)
         self._note(target, why)
-        results = self.t.builder.multi(
-            "extern", *operands, name=target.split(".")[1], types=flat, target=target,
-            template=(("args", *given), ("kwargs", *named)), effect=False)
-        return results if isinstance(types, tuple) else results[0]
+        return results
 
     def type(self, shape: Sequence[Size], dtype: str | None = None) -> TensorType:
         """A dense type; of the first operand's dtype when left out."""

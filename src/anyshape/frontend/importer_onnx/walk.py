@@ -36,7 +36,6 @@ from anyshape.frontend.importer_onnx import (
     signal,
     spatial,
 )
-from anyshape.frontend.importer_onnx.known import Known, Unknown, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
@@ -49,8 +48,10 @@ from anyshape.frontend.importer_onnx.table import (
     NeedsSize,
     Opaque,
 )
+from anyshape.frontend.symbols.known import Known, Unknown, known
+from anyshape.frontend.symbols.named_sizes import NamedSizes
 from anyshape.frontend.symbols.node_metadata import check_bound
-from anyshape.frontend.symbols.symint import SymIntImporter
+from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType, kind_of
@@ -124,33 +125,10 @@ class Imported:
     renames: Mapping[str, str] = field(default_factory=dict)
 
 
-class NamedSizes(SymIntImporter):
-    """Sizes that have names, and facts that are given: there is no trace behind them."""
-
-    def __init__(self, facts: Facts) -> None:
-        super().__init__()
-        self.given = facts
-
-    def facts(self) -> Facts:
-        return self.given
-
-    def equal_to(self, size: Size) -> list[Size]:
-        return []
-
-
 def clean(name: str) -> str:
     """The name as an identifier."""
     text = re.sub(r"\W", "_", name) or "value"
     return text if text[:1].isalpha() or text[:1] == "_" else f"_{text}"
-
-
-def to_tensor(array: np.ndarray) -> torch.Tensor:
-    """A torch tensor over the array's memory, or a copy where it cannot be written."""
-    if array.dtype.name == "bfloat16":
-        return to_tensor(array.view(np.int16)).view(torch.bfloat16)
-    array = np.ascontiguousarray(array) if array.ndim else array
-    return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.astype(
-        array.dtype.newbyteorder("="), copy=True))
 
 
 class Walk:

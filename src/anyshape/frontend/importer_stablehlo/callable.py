@@ -16,7 +16,6 @@ from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.walk import to_tensor
 from anyshape.frontend.importer_stablehlo.control import RunTimeLoop
 from anyshape.frontend.importer_stablehlo.module import Module, Type
 from anyshape.frontend.importer_stablehlo.reader import read
@@ -25,6 +24,7 @@ from anyshape.frontend.importer_stablehlo.table import HELD, MASKS
 from anyshape.frontend.importer_stablehlo.walk import Argument, imported, result_types
 from anyshape.frontend.programs.compile_program import NativeProgram, compile_program
 from anyshape.frontend.programs.session import Compilation
+from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.sym.expr import Size, evaluate, symbols_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES, TORCH_DTYPES
 

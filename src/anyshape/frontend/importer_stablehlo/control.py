@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_stablehlo.reduce import sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import Call, Comparison, translates
+from anyshape.frontend.symbols.known import Known
 
 MOST_UNROLLED = 512  # operations of a loop that is unrolled
 PASSED_ON = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "MoveToHost",

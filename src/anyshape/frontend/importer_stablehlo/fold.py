@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_onnx import known as k
-from anyshape.frontend.importer_onnx.known import Known, Unknown, objects
-from anyshape.frontend.importer_stablehlo.reader import numpy_dtype
 from anyshape.frontend.importer_stablehlo.table import Call, Comparison
+from anyshape.frontend.symbols import known as k
+from anyshape.frontend.symbols.known import Known, Unknown, objects
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.sym.expr import Expr
 from anyshape.sym.prover import prove_nonnegative
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_stablehlo.shapes import sliced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, MASKS, Call, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Size, product
 

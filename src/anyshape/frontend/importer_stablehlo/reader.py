@@ -12,6 +12,7 @@ import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.importer_stablehlo.module import ELEMENTS, Block, Function, Module, Operation, Type
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
 try:
     from jaxlib.mlir import ir
@@ -259,19 +260,6 @@ _DIMENSIONS: dict[str, Callable[[Any], dict[str, Any]]] = {} if ir is None else 
         "kernel_input_feature_dimension", "kernel_output_feature_dimension", "kernel_spatial_dimensions",
         "output_batch_dimension", "output_feature_dimension", "output_spatial_dimensions"),
 }
-
-_NUMPY: dict[str, Any] = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "bool": np.bool_, "i8": np.int8,
-                          "i16": np.int16, "i32": np.int32, "i64": np.int64, "u8": np.uint8, "u16": np.uint16,
-                          "u32": np.uint32, "u64": np.uint64, "c64": np.complex64, "c128": np.complex128}
-
-
-def numpy_dtype(dtype: str) -> Any:
-    """numpy's dtype of that name; of bf16 that of ml_dtypes, which jaxlib brings."""
-    if dtype == "bf16":
-        import ml_dtypes
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(_NUMPY[dtype])
-
 
 def _elements(text: str) -> np.ndarray:
     """The array in the text of `dense<...> : tensor<...>`."""

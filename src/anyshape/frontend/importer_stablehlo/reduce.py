@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_onnx.known import Known, Unknown
 from anyshape.frontend.importer_stablehlo.module import Block
-from anyshape.frontend.importer_stablehlo.reader import numpy_dtype
 from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
+from anyshape.frontend.symbols.known import Known, Unknown
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Size, floordiv

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Expr, Size, ceildiv, maximum, product

@@ -12,18 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from anyshape.base.errors import VerifyError
 from anyshape.frontend.aten.table import Decline, Translator, translation_of
-from anyshape.frontend.importer_onnx.known import Known, Unknown
+from anyshape.frontend.importer.untraced_extern import extern_call
 from anyshape.frontend.importer_stablehlo.module import Block, Operation
-from anyshape.ir.graph import Attr, Value
+from anyshape.frontend.symbols.known import Known, Unknown
+from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_equal
-from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 Row = Callable[["Call"], Any]
 ROWS: dict[str, Row] = {}
@@ -242,31 +241,10 @@ class Call:
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
                **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""
-        operands: list[Any] = []
-
-        def entry(value: Any) -> tuple[Attr, ...]:
-            if isinstance(value, (Value, Expr)):
-                operands.append(value)
-                return ("operand", len(operands) - 1)
-            if isinstance(value, (list, tuple)):
-                return ("list", *(entry(one) for one in value))
-            if value is None:
-                return ("none",)
-            if isinstance(value, torch.dtype):
-                return ("dtype", DTYPE_NAMES[value])
-            for kind, tag in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
-                if isinstance(value, kind):
-                    return (tag, value)
-            raise Decline(f"an argument of type {type(value).__name__}")
-
-        given = tuple(entry(one) for one in arguments)
-        named = tuple((key, entry(one)) for key, one in keywords.items())
-        flat = types if isinstance(types, tuple) else (types,)
+        results = extern_call(self.t.builder, target, arguments, keywords, types,
+                              lambda one: one)
         self.walk.note(target, why)
-        results = self.t.builder.multi(
-            "extern", *operands, name=target.split(".")[1], types=flat, target=target,
-            template=(("args", *given), ("kwargs", *named)), effect=False)
-        return results if isinstance(types, tuple) else results[0]
+        return results
 
 
 def numbers(operand: Any) -> np.ndarray:

@@ -20,13 +20,14 @@ from anyshape.backend.interface import Target
 from anyshape.base.errors import AnyShapeError, InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
-from anyshape.frontend.importer_onnx.known import Known, Unknown
-from anyshape.frontend.importer_onnx.walk import NamedSizes, to_tensor
 from anyshape.frontend.importer_stablehlo import contract, control, elementwise, fold, gather, reduce, shapes
 from anyshape.frontend.importer_stablehlo.fold import FOLDS, made
 from anyshape.frontend.importer_stablehlo.module import Block, Module, Operation, Type
 from anyshape.frontend.importer_stablehlo.table import ROWS, Call, Comparison, Equal, held
+from anyshape.frontend.symbols.known import Known, Unknown
+from anyshape.frontend.symbols.named_sizes import NamedSizes
 from anyshape.frontend.symbols.node_metadata import check_bound
+from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType

@@ -15,10 +15,10 @@ from anyshape.frontend.diagnostics.memory import memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_onnx.model import OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.walk import to_tensor
 from anyshape.frontend.onnx_program.stage import Shared, Stage, Values, Variant
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.session import Compilation
+from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 

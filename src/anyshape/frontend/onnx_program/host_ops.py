@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.frontend.importer_onnx.model import ELEMENTS, OnnxNode, dtype_of, numpy_dtype
-from anyshape.frontend.importer_onnx.walk import to_tensor
+from anyshape.frontend.importer_onnx.model import ELEMENTS, OnnxNode
+from anyshape.frontend.symbols.numpy_arrays import dtype_of, numpy_dtype, to_tensor
 
 HOST: dict[str, Callable[..., Any]] = {}
 

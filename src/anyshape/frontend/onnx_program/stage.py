@@ -19,7 +19,6 @@ from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.known import holds, known
 from anyshape.frontend.importer_onnx.model import OnnxNode, OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
@@ -30,10 +29,12 @@ from anyshape.frontend.importer_onnx.table import (
     NeedsSize,
     Opaque,
 )
-from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols, to_tensor
+from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols
 from anyshape.frontend.onnx_program import host
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
+from anyshape.frontend.symbols.known import holds, known
+from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, evaluate, symbol, symbols_of
 from anyshape.sym.facts import Facts

@@ -404,7 +404,7 @@ class _Reader(Scanner):
         known = [field.name for field in dataclasses.fields(cls) if field.compare]
         if name not in known:
             self.fail(f"{name} is no attribute here", f"use one of {', '.join(known)}", start)
-        hint = _hints(cls)[name]
+        hint = _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
         if not _is(value, hint):
             self.fail(f"{name} cannot be {attr_text(value)}", f"it is a {getattr(hint, '__name__', hint)}", start)
         return value

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_onnx.model import dtype_of, numpy_dtype
+from anyshape.frontend.symbols.numpy_arrays import dtype_of, numpy_dtype
 from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_equal, prove_nonnegative
