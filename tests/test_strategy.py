@@ -257,7 +257,7 @@ def test_a_world_that_divides_nothing_says_which_would_do() -> None:
 
 def test_the_page_shows_the_stored_results_and_they_reach_what_is_promised() -> None:
     folder = Path(__file__).parent.parent / "docs"
-    results = json.loads((folder / "results" / "distributed" / "strategies.json").read_text())
+    results = json.loads((folder / "results" / "benchmarks-strategies" / "strategies.json").read_text())
     assert (folder / "benchmarks-strategies.md").read_text() == strategies.page(results)
     assert results["validation"]["median"] <= 0.10 and results["validation"]["worst"] <= 0.20
     assert results["large"]["took"] <= 60

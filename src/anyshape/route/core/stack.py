@@ -259,8 +259,9 @@ class StackedBranches(nn.Module):
 
 
 def _alone() -> contextlib.AbstractContextManager[Any]:
-    """Other threads wait meanwhile; nothing in a trace, of which PyTorch has one at a time."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() else _ONE_AT_A_TIME
+    """Other threads wait meanwhile; nothing where Dynamo traces. `is_compiling` would not do: it is true in all threads
+    while one of them captures."""
+    return contextlib.nullcontext() if torch.compiler.is_dynamo_compiling() else _ONE_AT_A_TIME
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
