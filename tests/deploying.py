@@ -55,14 +55,15 @@ def saved(folder: Path, model: nn.Module, *inputs: torch.Tensor, dims: int = 2, 
 
 
 def alone(code: str, *arguments: object, blocked: tuple[str, ...] = ("torch", "llvmlite")) -> str:
-    """What a process prints in which importing `blocked` raises."""
+    """What a process prints in which the packages `blocked` are not installed."""
     guard = f"""
         import sys
-        class Guard:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in {blocked!r}:
-                    raise ModuleNotFoundError(name)
-        sys.meta_path.insert(0, Guard())
+        from importlib.machinery import PathFinder
+        class Installed(PathFinder):
+            @classmethod
+            def find_spec(cls, name, path=None, target=None):
+                return None if name.partition(".")[0] in {blocked!r} else super().find_spec(name, path, target)
+        sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
         """
     text = textwrap.dedent(guard) + textwrap.dedent(code)
     command = [sys.executable, "-c", text, *map(str, arguments)]

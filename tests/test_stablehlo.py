@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import numpy as jnp
 
 import anyshape
 from anyshape.base.errors import InputError, Unsupported
+from deploying import alone
 
 DRAW = np.random.default_rng(0)
 F32, I32 = jnp.float32, jnp.int32
@@ -204,3 +206,18 @@ def test_explain_and_memory() -> None:
     fast = anyshape.compile_jax(export.export(jax.jit(mlp))(*specs(("b, 8", F32), ("8, 16", F32))))
     fast(numbers(3, 8), numbers(8, 16))
     assert "program" in str(fast.explain()) and fast.memory(b=64).bytes > 0
+
+
+def test_a_function_of_jax_is_saved_and_runs_where_there_is_only_numpy(tmp_path: Path) -> None:
+    fast = anyshape.compile_jax(export.export(jax.jit(mlp))(*specs(("b, 8", F32), ("8, 16", F32))))
+    path = anyshape.save(fast, tmp_path / "model.any")
+    x, w = numbers(5, 8), numbers(8, 16)
+    np.savez(tmp_path / "given.npz", x=x, w=w)
+    alone("""
+        import sys, numpy as np, anyshape
+        given = np.load(sys.argv[2])
+        np.save(sys.argv[3], anyshape.load(sys.argv[1], trust_native=True)(given["x"], given["w"]))
+        """, path, tmp_path / "given.npz", tmp_path / "found.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), fast(x, w), rtol=1e-6)
+    with pytest.raises(Unsupported, match="deployed"):
+        anyshape.save(anyshape.compile_jax(export.export(jax.jit(scan))(*specs(("t, b", F32)))), tmp_path / "loop.any")

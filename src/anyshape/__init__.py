@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from anyshape.base.optional_packages import needed_by
 from anyshape.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
     config = Config.make(**settings)
     if target is _LEFT_OUT:
         return lambda function: compile(function, **settings)
-    from anyshape.frontend import api
+    with needed_by("anyshape.compile"):
+        from anyshape.frontend import api
     return api.compile_target(target, config)
 
 
@@ -63,11 +65,12 @@ def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
         and `memory()`. A size that the model names is one size wherever the name stands.
 
     Raises:
-        InputError: it is no model, or breaks a limit. Unsupported: the extra `onnx` is not installed, or the model has
-            an operator set that is not known. ConfigError: an unknown setting.
+        InputError: it is no model, or breaks a limit. Unsupported: the model has an operator set that is not known.
+        ConfigError: an unknown setting, or the extra `onnx` is not installed.
     """
     from anyshape.base.config import Config
-    from anyshape.frontend.onnx_program import compile_model
+    with needed_by("anyshape.compile_onnx"):
+        from anyshape.frontend.onnx_program import compile_model
     return compile_model(source, Config.make(**settings))
 
 
@@ -87,11 +90,12 @@ def compile_jax(exported: Any, **settings: Any) -> JaxCallable:
         kind of the first array; with `explain()` and `memory()`.
 
     Raises:
-        InputError: it is no exported function. Unsupported: the extra `jax` is not installed, or an operation is not
-            carried; it names the operation and the line. ConfigError: an unknown setting.
+        InputError: it is no exported function. Unsupported: an operation is not carried; it names the operation and
+            the line. ConfigError: an unknown setting, or the extra `jax` is not installed.
     """
     from anyshape.base.config import Config
-    from anyshape.frontend.importer_stablehlo import jax_export
+    with needed_by("anyshape.compile_jax"):
+        from anyshape.frontend.importer_stablehlo import jax_export
     return jax_export.compile_exported(exported, Config.make(**settings))
 
 
@@ -107,11 +111,12 @@ def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
         with `explain()` and `memory()`.
 
     Raises:
-        InputError: it is no module, or breaks a limit. Unsupported: the extra `jax` (whose jaxlib reads modules) is not
-            installed, or an operation is not carried. ConfigError: an unknown setting.
+        InputError: it is no module, or breaks a limit. Unsupported: an operation is not carried. ConfigError: an
+            unknown setting, or the extra `jax`, whose jaxlib reads modules, is not installed.
     """
     from anyshape.base.config import Config
-    from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
+    with needed_by("anyshape.compile_stablehlo"):
+        from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
     return stablehlo_callable.compile_module(source, Config.make(**settings))
 
 
@@ -150,7 +155,8 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         RankError: ranks differ in code, model, settings or versions.
     """
     from anyshape.base.config import Config
-    from anyshape.frontend.train_step_api import TrainStep
+    with needed_by("anyshape.train_step"):
+        from anyshape.frontend.train_step_api import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
                      scaler=scaler, ema=ema, gradient_dtype=gradient_dtype, strategy=strategy)
 
@@ -190,7 +196,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         LimitError: no strategy keeps to the limit; its `least` says which limit would do.
         ConfigError: an unknown machine.
     """
-    from anyshape.frontend.strategy.api import strategy as search
+    with needed_by("anyshape.strategy"):
+        from anyshape.frontend.strategy.api import strategy as search
     return search(model, loss_fn, optimizer, batch, mesh=mesh, world=world, machine=machine, memory_limit=memory_limit,
                   lengths=lengths, dtype=dtype)
 
@@ -212,7 +219,8 @@ def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
     Raises:
         Unsupported: a step of it needs PyTorch, or it trains; nothing is written. OutputError: it cannot be written.
     """
-    from anyshape.frontend.deploy import save_compiled
+    with needed_by("anyshape.save"):
+        from anyshape.frontend.deploy import save_compiled
     return save_compiled(compiled, path, native)
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from anyshape.artifact.save import Deployable, save
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.capture.export import ExportedCallable
-from anyshape.frontend.onnx_program import OnnxCallable
 from anyshape.frontend.programs.compile_program import native
+from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.ir.types import TensorType
-from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
@@ -23,12 +21,13 @@ def save_compiled(compiled: Any, path: str | Path, native: bool) -> Path:
     """See `anyshape.save`."""
     if isinstance(compiled, Deployable):
         return save(compiled, path, native)
-    if isinstance(compiled, OnnxCallable):
-        return save(deployable_onnx(compiled), path, native)
+    own = getattr(type(compiled), "deployable", None)  # of importers, whose packages need not be installed
+    if own is not None:
+        return save(own(compiled), path, native)
     if not isinstance(compiled, ExportedCallable):
-        raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}",
-                          why="it takes a compiled ExportedProgram or ONNX model, which say what sizes may change",
-                          do=EXPORT)
+        raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}", do=EXPORT,
+                          why="it takes what was compiled of an ExportedProgram, an ONNX model, a StableHLO module or "
+                          "a function of JAX, which say what sizes may change")
     return save(deployable(compiled), path, native)
 
 
@@ -55,7 +54,7 @@ def deployable(compiled: ExportedCallable) -> Deployable:
             kind = plan.inputs[position]
             if not isinstance(kind, TensorType):
                 raise Unsupported(f"the program cannot be deployed: {names[position]} is no tensor of the plan")
-            weights[position] = (names[position], kind.dtype, _array(tensor, names[position]))
+            weights[position] = (names[position], kind.dtype, array_of(tensor, names[position]))
     inputs = []
     for number, one in enumerate(compiled.inputs):
         position = len(compiled.state) + number
@@ -75,36 +74,6 @@ def deployable(compiled: ExportedCallable) -> Deployable:
     return Deployable(graph, planned, weights, signature)
 
 
-def deployable_onnx(compiled: OnnxCallable) -> Deployable:
-    """What a file holds of a compiled ONNX model.
-
-    Raises:
-        Unsupported: it is not one program for all its inputs.
-    """
-    variant = compiled.only()
-    if variant is None:
-        raise Unsupported(f"{compiled.name} cannot be deployed: it is not one program", where=compiled.name,
-                          why="; ".join(one.reason for one in compiled.compilation.cuts)[:300]
-                          or "what it does depends on numbers in its inputs, or not on them",
-                          do="export the model with those numbers as constants")
-    program, takes = variant.program, variant.made.takes
-    weights = {}
-    for number, tensor in enumerate(program.constants):
-        position = len(takes) + number
-        kind = program.compiled.plan.inputs[position]
-        assert isinstance(kind, TensorType)
-        name = f"constant.{number}"
-        weights[position] = (name, kind.dtype, _array(tensor, name))
-    inputs = tuple(InputSpec(name, "array", position) for position, name in enumerate(takes))
-    count = len(compiled.outputs)
-    signature = Signature(inputs, ["tuple", list(range(len(takes)))], ["dict", []],
-                          0 if count == 1 else ["tuple", list(range(count))],
-                          compiled.compilation.names_of(program.name))
-    graph = program.compiled.history.captured
-    assert graph is not None
-    return Deployable(graph, program.compiled, weights, signature)
-
-
 def _state_names(compiled: ExportedCallable) -> list[str]:
     """Names of parameters and buffers, in the order of the program's inputs."""
     signature = compiled.exported.graph_signature
@@ -112,18 +81,6 @@ def _state_names(compiled: ExportedCallable) -> list[str]:
              ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")]
     count = len(compiled.state)
     return found if len(found) == count else [f"state.{i}" for i in range(count)]
-
-
-def _array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
-    """The numbers of a tensor; of bf16 the bits."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or DTYPE_NAMES.get(tensor.dtype) is None \
-            or tensor.is_complex():
-        raise Unsupported(f"the program cannot be deployed: {name} is a {tensor.dtype} tensor on {tensor.device}",
-                          why="weights are dense real tensors on the CPU", do="move or convert it before the export")
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()
 
 
 def _children(spec: Any) -> list[Any]:

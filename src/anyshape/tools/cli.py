@@ -7,12 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 
 from anyshape import __version__
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError
+from anyshape.base.optional_packages import needed_by
 from anyshape.tools.bench_package import bench_package
 
 # name -> (module with add_arguments and main, help); of cache and version there is none, bench_package has bench's
@@ -47,19 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if command == "cache":
                 _cache_arguments(sub)
             elif command == name and command != "version":
-                _module(module).add_arguments(sub)
+                with _needed(command):
+                    _module(module).add_arguments(sub)
         parsed = parser.parse_args(given)
         if parsed.command == "cache":
             return _cache(parsed)
         if parsed.command == "version":
-            return _version()
-        return int(_module(COMMANDS[parsed.command][0]).main(parsed))
+            with _needed("version"):
+                return _version()
+        with _needed(parsed.command):
+            return int(_module(COMMANDS[parsed.command][0]).main(parsed))
     except AnyShapeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _needed(command: str) -> AbstractContextManager[None]:
+    """Around what may import a package that is not there; two commands have extras of their own."""
+    return needed_by(f"anyshape {command}", command if command in ("demo", "bench") else "")
 
 
 def _module(name: str) -> ModuleType:

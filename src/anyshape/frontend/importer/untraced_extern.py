@@ -1,4 +1,4 @@
-"""Extern calls of graphs that were not traced: a step by PyTorch whose arguments an importer gives."""
+"""Operators of ATen in graphs that were not traced: by their translation, or as an extern call, a step by PyTorch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,33 @@ from typing import Any
 
 import torch
 
-from anyshape.frontend.aten.table import Decline
+from anyshape.base.errors import VerifyError
+from anyshape.frontend.aten.table import Decline, Translator, translation_of
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Value
 from anyshape.sym.expr import Expr
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 _LEAVES = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"))
+
+
+def translated(t: Translator, target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], types: Any
+               ) -> tuple[Any, str]:
+    """What the translation of an operator gives, and ""; or None, and why there is none.
+
+    Args:
+        types: of the results, which no trace says: one or a tuple.
+    """
+    t.result = types
+    translation = translation_of(target)
+    if translation is None:
+        return None, "no translation"
+    mark = len(t.builder.nodes)
+    try:
+        return translation(t, *arguments, **keywords), ""
+    except (Decline, VerifyError, AssertionError, AttributeError) as reason:
+        del t.builder.nodes[mark:]
+        return None, str(reason) or "its translation does not carry this case"
 
 
 def extern_call(builder: Builder, target: str, arguments: Sequence[Any], keywords: Mapping[str, Any], types: Any,

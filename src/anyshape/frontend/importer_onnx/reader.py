@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.importer_onnx.model import ELEMENT_OF, ELEMENTS, OnnxFunction, OnnxGraph, OnnxNode, OnnxValue
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
-try:
+with needed_by("anyshape.compile_onnx"):
     import onnx
     from onnx import numpy_helper
-except ImportError:  # the extra [onnx]
-    onnx = None  # type: ignore[assignment]
 
 MOST_BYTES = 1 << 36
 MOST_NODES = 200_000
@@ -44,13 +43,10 @@ class Reader:
         source: a path, bytes, or an onnx.ModelProto.
 
     Raises:
-        InputError: it is no model, or breaks a limit. Unsupported: the onnx package, or its operator set, is missing.
+        InputError: it is no model, or breaks a limit. Unsupported: its operator set is not known.
     """
 
     def __init__(self, source: Any) -> None:
-        if onnx is None:
-            raise Unsupported("the package onnx is not installed", where="anyshape.compile_onnx",
-                              why="it reads the model's protobuf", do="pip install 'anyshape[onnx]'")
         self.folder: Path | None = None
         self.count = 0
         proto = self._proto(source)

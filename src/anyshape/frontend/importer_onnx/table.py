@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.errors import InputError, VerifyError
-from anyshape.frontend.aten.table import Decline, Translator, translation_of
-from anyshape.frontend.importer.untraced_extern import extern_call
+from anyshape.frontend.aten.table import Decline, Translator
+from anyshape.frontend.importer.untraced_extern import extern_call, translated
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Attr, Value
@@ -257,17 +257,10 @@ class Call:
             types: of the results, one or a tuple.
             why: no translation is tried, for this reason.
         """
-        self.t.result = types
         if not why:
-            translation = translation_of(target)
-            mark = len(self.t.builder.nodes)
-            why = "no translation"
-            if translation is not None:
-                try:
-                    return translation(self.t, *arguments, **keywords)
-                except (Decline, VerifyError, AssertionError, AttributeError) as reason:
-                    del self.t.builder.nodes[mark:]
-                    why = str(reason) or "its translation does not carry this case"
+            found, why = translated(self.t, target, arguments, keywords, types)
+            if not why:
+                return found
         return self.extern(str(target), *arguments, types=types, why=why, **keywords)
 
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",

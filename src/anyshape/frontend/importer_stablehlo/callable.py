@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyshape.artifact.save import Deployable
 from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
@@ -21,8 +22,9 @@ from anyshape.frontend.importer_stablehlo.module import Module, Type
 from anyshape.frontend.importer_stablehlo.reader import read
 from anyshape.frontend.importer_stablehlo.split import Part, Split, split
 from anyshape.frontend.importer_stablehlo.table import HELD, MASKS
-from anyshape.frontend.importer_stablehlo.walk import Argument, imported, result_types
+from anyshape.frontend.importer_stablehlo.walk import Argument, clean, imported, result_types
 from anyshape.frontend.programs.compile_program import NativeProgram, compile_program
+from anyshape.frontend.programs.deployable_program import deployable_program
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.sym.expr import Size, evaluate, symbols_of
@@ -144,6 +146,21 @@ class StablehloCallable:
             found = self.run(values)
         results = tuple(give(_of_module(value, kind.dtype)) for value, kind in zip(found, self.results, strict=True))
         return results[0] if len(results) == 1 else results
+
+    def deployable(self) -> Deployable:
+        """What a file holds of it (`anyshape.save`).
+
+        Raises:
+            Unsupported: it has loops that run at run time, takes sizes as numbers, or has dtypes that a file has not.
+        """
+        kinds = [kind for _, kind in self.arguments] + list(self.results)
+        if isinstance(self.run, CompiledSplit) or any(one.sizes is None for one in self.run.arguments) or any(
+                kind.dtype in HELD for kind in kinds):
+            raise Unsupported("the module cannot be deployed", where="anyshape.save", do="export it without them",
+                              why="it has loops that run at run time, sizes that are numbers, or whole numbers without "
+                              "sign of more than 8 bits")
+        names = [clean(one.label) if one.label else f"argument_{place}" for place, one in enumerate(self.run.arguments)]
+        return deployable_program(self.run.program, self.compilation, names, len(self.results))
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the module's sizes."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.reduce import sizes_of_window, windows
-from anyshape.frontend.importer_stablehlo.table import Call, Comparison, translates
-from anyshape.frontend.symbols.known import Known
+from anyshape.frontend.importer_stablehlo.table import Call, translates
+from anyshape.frontend.symbols.known import Comparison, Known
 
 MOST_UNROLLED = 512  # operations of a loop that is unrolled
 PASSED_ON = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "MoveToHost",

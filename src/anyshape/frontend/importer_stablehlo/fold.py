@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_stablehlo.table import Call, Comparison
+from anyshape.frontend.importer_stablehlo.table import Call
 from anyshape.frontend.symbols import known as k
-from anyshape.frontend.symbols.known import Known, Unknown, objects
+from anyshape.frontend.symbols.known import Comparison, Known, Unknown, each, known, objects
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.sym.expr import Expr
 from anyshape.sym.prover import prove_nonnegative
@@ -40,22 +40,9 @@ def folds(*names: str, free: bool = False) -> Callable[[Fold], Fold]:
 
 
 def made(array: Any, dtype: str) -> Known:
-    """An array as a Known; one of objects that are all numbers becomes one of numbers."""
-    found = np.asarray(array)
-    if found.dtype == object:
-        if any(isinstance(item, (Expr, Comparison)) for item in found.reshape(-1)):
-            return Known(found, dtype)
-        found = found.astype(numpy_dtype(dtype))
-    return Known(found.astype(numpy_dtype(dtype), copy=False), dtype)
-
-
-def each(function: Callable[..., Any], *operands: Known, dtype: str) -> Known:
-    """An elementwise function of Python numbers and formulas."""
-    arrays = np.broadcast_arrays(*(objects(one) for one in operands))
-    result = np.empty(arrays[0].shape, object)
-    for index in np.ndindex(*result.shape):
-        result[index] = function(*(array[index] for array in arrays))
-    return made(result, dtype)
+    """An array as a Known of that dtype."""
+    found = known(array, dtype)
+    return found if found.array.dtype == object else Known(found.array.astype(numpy_dtype(dtype), copy=False), dtype)
 
 
 def _elementwise(plain: Callable[..., Any], symbolic: Callable[..., Any] | None = None) -> Fold:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from anyshape.artifact.save import Deployable
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
 from anyshape.frontend.importer_stablehlo.reader import read
 
+with needed_by("anyshape.compile_jax"):
+    from jax import export, tree_util
+
 
 def compile_exported(exported: Any, config: Config) -> JaxCallable:
     """Compiles what `jax.export.export` made; see `anyshape.compile_jax`."""
-    try:
-        from jax import export
-    except ImportError as error:
-        raise Unsupported("the package jax is not installed", where="anyshape.compile_jax",
-                          why="it reads exported functions", do="pip install 'anyshape[jax]'") from error
     if not isinstance(exported, export.Exported):
         raise InputError(f"anyshape.compile_jax was given a {type(exported).__name__}", where="its first argument",
                          why="it takes what jax.export.export(...)(...) returns",
@@ -44,7 +44,6 @@ class JaxCallable:
         self.program = program
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        from jax import tree_util
         leaves, tree = tree_util.tree_flatten((arguments, keywords))
         if tree != self.exported.in_tree:
             raise InputError("the arguments do not have the nesting that was exported", where=self.exported.fun_name,
@@ -53,6 +52,11 @@ class JaxCallable:
         found = self.program(*(leaves[place] for place in self.exported.module_kept_var_idx))
         results = found if len(self.program.results) != 1 else (found,)
         return tree_util.tree_unflatten(self.exported.out_tree, results)
+
+    def deployable(self) -> Deployable:
+        """What a file holds of it (`anyshape.save`): it takes the leaves of the function's arguments in order, but for
+        those that are not used, and gives the leaves of its results. Errors as of `StablehloCallable`."""
+        return self.program.deployable()
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names given at export."""

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.importer_stablehlo.module import ELEMENTS, Block, Function, Module, Operation, Type
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
-try:
+with needed_by("anyshape.compile_stablehlo"):
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.dialects import chlo, stablehlo
-except ImportError:  # the extra [jax]
-    ir = None  # type: ignore[assignment]
 
 MOST_BYTES = 1 << 32
 MOST_OPERATIONS = 200_000
@@ -31,11 +30,8 @@ def read(source: Any) -> Module:
     """The module in bytes (a portable artefact or bytecode) or in text.
 
     Raises:
-        InputError: it is none, or breaks a limit. Unsupported: jaxlib is not installed, or a type is not known.
+        InputError: it is none, or breaks a limit. Unsupported: a type is not known.
     """
-    if ir is None:
-        raise Unsupported("the package jaxlib is not installed", where="anyshape.compile_stablehlo",
-                          why="its MLIR bindings read the module", do="pip install 'anyshape[jax]'")
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)
     if not isinstance(source, (str, bytes)):
@@ -235,7 +231,7 @@ def _numbers(kind: Any, *names: str) -> Callable[[Any], dict[str, Any]]:
     return take
 
 
-_FORMS: list[tuple[Any, Callable[[Any], Any]]] = [] if ir is None else [
+_FORMS: list[tuple[Any, Callable[[Any], Any]]] = [
     (ir.BoolAttr, lambda a: bool(a.value)), (ir.IntegerAttr, lambda a: int(a.value)),
     (ir.FloatAttr, lambda a: float(a.value)), (ir.StringAttr, lambda a: a.value),
     (ir.FlatSymbolRefAttr, lambda a: a.value), (ir.DenseI64ArrayAttr, lambda a: tuple(int(x) for x in a)),
@@ -245,7 +241,7 @@ _FORMS: list[tuple[Any, Callable[[Any], Any]]] = [] if ir is None else [
                              for x in a}),
 ]
 
-_DIMENSIONS: dict[str, Callable[[Any], dict[str, Any]]] = {} if ir is None else {
+_DIMENSIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "#stablehlo.gather<": _numbers(
         stablehlo.GatherDimensionNumbers, "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
         "start_indices_batching_dims", "start_index_map", "index_vector_dim"),

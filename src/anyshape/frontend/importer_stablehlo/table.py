@@ -13,11 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyshape.base.errors import VerifyError
-from anyshape.frontend.aten.table import Decline, Translator, translation_of
-from anyshape.frontend.importer.untraced_extern import extern_call
+from anyshape.frontend.aten.table import Decline, Translator
+from anyshape.frontend.importer.untraced_extern import extern_call, translated
 from anyshape.frontend.importer_stablehlo.module import Block, Operation
-from anyshape.frontend.symbols.known import Known, Unknown
+from anyshape.frontend.symbols.known import Comparison, Known, Unknown
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.sym.expr import Expr, Size
@@ -43,13 +42,6 @@ def translates(*names: str) -> Callable[[Row], Row]:
 def held(dtype: str) -> str:
     """The dtype of the IR that holds one of a module."""
     return HELD.get(dtype, dtype)
-
-
-class Comparison:
-    """An element of a Known: a comparison of sizes that is not known when compiling. way: EQ, NE, LT, LE, GT, GE."""
-
-    def __init__(self, way: str, a: Size, b: Size) -> None:
-        self.way, self.a, self.b = way, a, b
 
 
 class Equal(Exception):
@@ -228,21 +220,13 @@ class Call:
 
     def aten(self, target: Any, *arguments: Any, types: Any, **keywords: Any) -> Any:
         """What an operator of ATen gives: by its translation, or by PyTorch."""
-        self.t.result = types
-        translation = translation_of(target)
-        mark = len(self.t.builder.nodes)
-        if translation is not None:
-            try:
-                return translation(self.t, *arguments, **keywords)
-            except (Decline, VerifyError, AssertionError, AttributeError):
-                del self.t.builder.nodes[mark:]
-        return self.extern(str(target), *arguments, types=types, **keywords)
+        found, why = translated(self.t, target, arguments, keywords, types)
+        return found if not why else self.extern(str(target), *arguments, types=types, why=why, **keywords)
 
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
                **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""
-        results = extern_call(self.t.builder, target, arguments, keywords, types,
-                              lambda one: one)
+        results = extern_call(self.t.builder, target, arguments, keywords, types, lambda one: one)
         self.walk.note(target, why)
         return results
 

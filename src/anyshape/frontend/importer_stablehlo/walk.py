@@ -23,8 +23,8 @@ from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer_stablehlo import contract, control, elementwise, fold, gather, reduce, shapes
 from anyshape.frontend.importer_stablehlo.fold import FOLDS, made
 from anyshape.frontend.importer_stablehlo.module import Block, Module, Operation, Type
-from anyshape.frontend.importer_stablehlo.table import ROWS, Call, Comparison, Equal, held
-from anyshape.frontend.symbols.known import Known, Unknown
+from anyshape.frontend.importer_stablehlo.table import ROWS, Call, Equal, held
+from anyshape.frontend.symbols.known import Comparison, Known, Unknown
 from anyshape.frontend.symbols.named_sizes import NamedSizes
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.numpy_arrays import to_tensor

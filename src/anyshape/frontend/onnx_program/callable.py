@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyshape.artifact.save import Deployable
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -17,6 +18,7 @@ from anyshape.frontend.importer_onnx.model import OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.onnx_program.stage import Shared, Stage, Values, Variant
 from anyshape.frontend.programs.compile_program import compile_program
+from anyshape.frontend.programs.deployable_program import deployable_program
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
@@ -109,6 +111,20 @@ class OnnxCallable:
             return None
         keyed = self.stage.numbers or self.stage.sizes or self.stage.fixed or self.stage.conditions
         return None if keyed else found[0]
+
+    def deployable(self) -> Deployable:
+        """What a file holds of it (`anyshape.save`).
+
+        Raises:
+            Unsupported: it is not one program for all its inputs.
+        """
+        variant = self.only()
+        if variant is None:
+            raise Unsupported(f"{self.name} cannot be deployed: it is not one program", where=self.name,
+                              why="; ".join(one.reason for one in self.compilation.cuts)[:300]
+                              or "what it does depends on numbers in its inputs, or not on them",
+                              do="export the model with those numbers as constants")
+        return deployable_program(variant.program, self.compilation, variant.made.takes, len(self.outputs))
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the model's dims."""

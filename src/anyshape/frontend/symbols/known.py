@@ -43,6 +43,13 @@ class Known:
         return self.array.reshape(-1).tolist()
 
 
+class Comparison:
+    """An element of a Known: a comparison of sizes that is not known when compiling. way: EQ, NE, LT, LE, GT, GE."""
+
+    def __init__(self, way: str, a: Size, b: Size) -> None:
+        self.way, self.a, self.b = way, a, b
+
+
 class Unknown(Exception):
     """A fold that has no formula: the tensor is computed by the program."""
 
@@ -51,7 +58,7 @@ def known(array: Any, dtype: str | None = None) -> Known:
     """An array as a Known; one of objects without formulas becomes one of numbers."""
     found = np.asarray(array)
     if found.dtype == object and dtype not in (None, "string"):
-        if not any(isinstance(item, Expr) for item in found.reshape(-1)):
+        if not any(isinstance(item, (Expr, Comparison)) for item in found.reshape(-1)):
             found = found.astype(numpy_dtype(str(dtype)))
     return Known(found, dtype_of(found) if dtype is None else dtype)
 

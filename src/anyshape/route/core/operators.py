@@ -43,7 +43,8 @@ def _differentiate(name: str, backward: Any, setup: Any) -> None:
 
 def _route_plan(ids: Tensor, branches: int) -> tuple[Tensor, Tensor, Tensor]:
     flat = ids.reshape(-1).long()
-    if flat.numel() and not torch.compiler.is_compiling():
+    # `is_compiling` is true in all threads while one of them captures, whose tensors are of another type
+    if flat.numel() and (type(flat) is Tensor or not torch.compiler.is_compiling()):
         least, most = (int(number) for number in flat.aminmax())
         if least < -1 or most >= branches:
             wrong = most if most >= branches else least

@@ -63,8 +63,3 @@ def main(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped at once; a checkpoint that was written before is whole", file=sys.stderr)
         return STOPPED
-    except ImportError as error:
-        if not error.name or error.name.startswith("anyshape"):
-            raise
-        print(f"error: the demo needs the package {error.name}\n  do:    pip install 'anyshape[demo]'", file=sys.stderr)
-        return 1

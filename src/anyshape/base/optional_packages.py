@@ -1,0 +1,35 @@
+"""Optional dependencies: what is said where a package that an extra of this one brings is not installed."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from anyshape.base.errors import ConfigError
+
+# package -> the extra of pyproject.toml that brings it
+EXTRAS = {
+    "torch": "torch", "llvmlite": "torch", "rich": "torch", "onnx": "onnx", "jax": "jax", "jaxlib": "jax",
+    "triton": "gpu", "highspy": "plan", "transformers": "bench", "matplotlib": "demo", "tokenizers": "demo",
+    "safetensors": "demo",
+}  # fmt: skip
+
+
+@contextmanager
+def needed_by(who: str, extra: str = "") -> Iterator[None]:
+    """Around imports: a package of an extra that is missing becomes an error that says what to install.
+
+    Args:
+        who: needs it, for the message.
+        extra: to install; that of the package when left out.
+
+    Raises:
+        ConfigError: a package of EXTRAS is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise ConfigError(f"{who} needs the package {package}", where="this environment", why="it is not installed",
+                          do=f"pip install 'anyshape[{extra or EXTRAS[package]}]'") from error
