@@ -16,28 +16,36 @@ from torch.nn import functional as F
 import anyshape
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.mesh import Mesh, mesh_of
+from anyshape.dist.strategies import PipelineSchedule, Strategy
 from dist_model import Llama, next_token_loss
 
 SHAPES = ((6, 12), (4, 9), (2, 31), (6, 5), (8, 33))
 
 
 def strategies(world: int) -> dict[str, Any]:
-    return {"mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
-            "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2)}
+    found: dict[str, Any] = {
+        "mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
+        "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2), "pp-dp": mesh_of(data=2, pp=world // 2),
+        "pp-zero1": mesh_of(pp=world // 2, zero1=2), "pp-fsdp": mesh_of(pp=world // 2, fsdp=2),
+        "pp-tp": mesh_of(pp=world // 2, tensor=2)}
+    for name, chunks in (("gpipe", 1), ("interleaved", 2), ("zero-bubble", 1)):
+        found[name] = Strategy(mesh_of(pp=world), ("pp",), pipeline=PipelineSchedule(name, 2 * world, chunks))
+    return found
 
 
 def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
     """(which part of the batch a rank has, of how many)"""
-    if strategy in ("tp", "sp"):
+    if strategy in ("tp", "sp", "pp"):
         return 0, 1
+    strategy = strategy.mesh if isinstance(strategy, Strategy) else strategy
     if isinstance(strategy, Mesh):
         here = strategy.coordinates(rank)
         place = count = 0
         for axis in strategy.axes:
-            if axis.name != "tensor":
+            if axis.name not in ("tensor", "pp"):
                 place = place * axis.size + here[axis.name]
                 count = (count or 1) * axis.size
-        return place, count
+        return place, count or 1
     return rank, world
 
 

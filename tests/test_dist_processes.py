@@ -70,6 +70,31 @@ def test_strategies_on_four_processes(mode: str) -> None:
     check(4, mode, clip_norm=1.0)
 
 
+def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
+    found = pipeline(2, "pp")
+    assert sum(one["sharded"] for one in found) == found[0]["tensors"]  # on the other it reads as NaN
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("mode", ["gpipe", "zero-bubble", "interleaved"])
+def test_pipelines_on_two_processes(mode: str, more: dict[str, Any]) -> None:
+    pipeline(2, mode, **more)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["pp", "zero-bubble", "pp-dp", "pp-zero1", "pp-fsdp", "pp-tp"])
+def test_pipelines_on_four_processes(mode: str) -> None:
+    pipeline(4, mode, clip_norm=1.0)
+
+
+def pipeline(world: int, mode: str, **more: Any) -> list[dict[str, Any]]:
+    found = ranks(world, mode, json.dumps(more))
+    for one in found:
+        assert one["worst"] < 1e-12, found
+    return found
+
+
 @pytest.mark.full
 def test_ranks_may_have_other_lengths_and_rows() -> None:
     for one in ranks(2, "lengths"):

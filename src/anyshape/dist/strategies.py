@@ -8,6 +8,8 @@
              its inputs; so tables and the vocabulary are dealt out too
     sp       tp, and what lies between products is dealt out along the sequence, dim 1 (Korthikanti et al., "Reducing
              Activation Recomputation in Large Transformer Models", 2022): partial sums are scattered, not added up
+    pp       pipeline parallel: the batch is dealt out to micro-batches, which run one after another through stages of
+             the graph (dist/pipeline/segments.py); a micro-batch is a rank of an axis that is time
 
 A mesh of several axes has a strategy for each, by the names of its axes.
 """
@@ -31,8 +33,10 @@ from anyshape.sym.expr import Expr, symbols_of
 
 PRODUCTS = ("tp", "sp")  # strategies that deal out products, all ranks with the same batch
 AXES = {"data": "ddp", "ddp": "ddp", "zero1": "zero1", "fsdp": "fsdp", "tensor": "tp", "tp": "tp", "sequence": "sp",
-        "sp": "sp"}
-ALONE = {"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor"}  # the one axis of a word
+        "sp": "sp", "pp": "pp", "pipe": "pp"}
+# the one axis of a word
+ALONE = {"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor", "pp": "pp"}
+MICRO = "micro"  # the axis of micro-batches
 WIDE = 1.0  # multiply-adds a byte: as if products were wide, so that they are always done in parts
 
 
@@ -50,21 +54,48 @@ class Roles:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """How micro-batches go through the stages of a pipeline.
+
+    name: gpipe, 1f1b, interleaved or zero-bubble (dist/pipeline/schedules.py). micro: micro-batches of a step; 0: two
+    for each rank of the pipeline. chunks: stages of a rank, more than one of an interleaved schedule.
+    """
+
+    name: str = "1f1b"
+    micro: int = 0
+    chunks: int = 1
+
+    def micro_of(self, ranks: int) -> int:
+        """Micro-batches of a step on so many ranks."""
+        return self.micro or 2 * ranks
+
+    def __str__(self) -> str:
+        return f"{self.name} micro={self.micro} chunks={self.chunks}"
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """How a train step is dealt out.
 
     mesh: of the ranks. kinds: for each axis a strategy by name.
     overrides: (pattern of parameter names, axis, placement) each: what the user fixes; the last one that fits counts.
+    pipeline: the schedule along an axis whose kind is "pp".
     """
 
     mesh: Mesh
     kinds: tuple[str, ...]
     overrides: tuple[tuple[str, str, Placement], ...] = ()
+    pipeline: PipelineSchedule = PipelineSchedule()
 
     def __str__(self) -> str:
         kinds = [f"{axis.name}: {kind}" for axis, kind in zip(self.mesh.axes, self.kinds, strict=True)]
         fixed = [f"{pattern} {axis}: {one}" for pattern, axis, one in self.overrides]
-        return "\n".join([str(self.mesh), *kinds, *fixed])
+        return "\n".join([str(self.mesh), *kinds, *fixed, *([str(self.pipeline)] if self.pipe else [])])
+
+    @property
+    def pipe(self) -> Axis | None:
+        """The axis of a pipeline; None where there is none."""
+        return next((axis for axis, kind in zip(self.mesh.axes, self.kinds, strict=True) if kind == "pp"), None)
 
 
 def strategy_of(given: object, world: int) -> Strategy:
@@ -97,10 +128,13 @@ def partitioned(graph: Graph, strategy: Strategy, roles: Roles) -> list[LocalGra
     """The local graphs of a step, axis after axis; ranks run the last one."""
     chain: list[LocalGraph] = []
     given = given_symbols(graph, roles)
-    # products first: rows are dealt out of what each group of ranks shares
-    order = sorted(range(len(strategy.kinds)), key=lambda place: strategy.kinds[place] not in PRODUCTS)
+    # products first: rows are dealt out of what each group of ranks shares; then micro-batches, whose sums come first
+    order = sorted(range(len(strategy.kinds)), key=lambda place: (
+        strategy.kinds[place] not in PRODUCTS, strategy.kinds[place] != "pp"))
     for place in order:
         axis, kind = strategy.mesh.axes[place], strategy.kinds[place]
+        if kind == "pp":
+            axis, kind = Axis(MICRO, strategy.pipeline.micro_of(axis.size)), "ddp"
         sharding = sharding_for(graph, axis, kind, roles, given, strategy.overrides)
         local = partition(graph, sharding, WIDE if kind in PRODUCTS else 500.0)
         if kind == "sp":
