@@ -17,6 +17,10 @@ import anyshape
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.mesh import Mesh, mesh_of
 from anyshape.dist.strategies import PipelineSchedule, Strategy
+from anyshape.runtime.collectives.parts import cut
+from anyshape.runtime.collectives.process_group import Line
+from anyshape.runtime.collectives.ring_attention import Ring
+from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
 
 SHAPES = ((6, 12), (4, 9), (2, 31), (6, 5), (8, 33))
@@ -27,7 +31,9 @@ def strategies(world: int) -> dict[str, Any]:
         "mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
         "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2), "pp-dp": mesh_of(data=2, pp=world // 2),
         "pp-zero1": mesh_of(pp=world // 2, zero1=2), "pp-fsdp": mesh_of(pp=world // 2, fsdp=2),
-        "pp-tp": mesh_of(pp=world // 2, tensor=2)}
+        "pp-tp": mesh_of(pp=world // 2, tensor=2),
+        "ring-dp": mesh_of(data=2, ring=world // 2), "ulysses-fsdp": mesh_of(ulysses=world // 2, fsdp=2),
+        "pp-ring": mesh_of(pp=world // 2, ring=2)}
     for name, chunks in (("gpipe", 1), ("interleaved", 2), ("zero-bubble", 1)):
         found[name] = Strategy(mesh_of(pp=world), ("pp",), pipeline=PipelineSchedule(name, 2 * world, chunks))
     return found
@@ -35,14 +41,14 @@ def strategies(world: int) -> dict[str, Any]:
 
 def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
     """(which part of the batch a rank has, of how many)"""
-    if strategy in ("tp", "sp", "pp"):
+    if strategy in ("tp", "sp", "pp", "ring", "ulysses"):
         return 0, 1
     strategy = strategy.mesh if isinstance(strategy, Strategy) else strategy
     if isinstance(strategy, Mesh):
         here = strategy.coordinates(rank)
         place = count = 0
         for axis in strategy.axes:
-            if axis.name not in ("tensor", "pp"):
+            if axis.name not in ("tensor", "pp", "ring", "ulysses"):
                 place = place * axis.size + here[axis.name]
                 count = (count or 1) * axis.size
         return place, count or 1
@@ -117,6 +123,35 @@ def lengths_differ() -> dict[str, Any]:
     return {"worst": worst, "programs": len(step.programs)}
 
 
+def ring_attention() -> dict[str, Any]:
+    """Attention whose keys go around, against attention of the whole, at lengths that ranks divide and do not."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    line = Line(dist.group.WORLD, world, rank)
+    worst, cases = 0.0, 0
+    for m, n, causal in ((8, 8, True), (7, 7, True), (1, 1, True), (0, 0, True), (5, 12, False), (3, 0, False),
+                         (65, 65, True)):
+        for heads, groups in ((2, 2), (4, 1)):
+            torch.manual_seed(m + n)
+            q, gradient = (torch.randn(2, heads, m, 4, dtype=torch.float64) for _ in range(2))
+            k, v = (torch.randn(2, groups, n, 4, dtype=torch.float64) for _ in range(2))
+            attrs = {"causal": causal, "scale": 0.3}
+            result, sums = by_torch("attention", attrs, [q, k, v])
+            products = (gradient * result.transpose(1, 2)).sum(3)
+            whole = by_torch("attention_backward", attrs, [gradient, q, k, v, sums, products])
+            rows, columns = (2, 1, m, 1, 0), (2, 1, n, 1, 0)
+            q, gradient, sums, products = (cut(one, rows, world, rank) for one in (q, gradient, sums, products))
+            k, v = (cut(one, columns, world, rank) for one in (k, v))
+            ring = Ring(line, rows, columns, causal, 0.3)
+            found = [*ring.forward(q, k, v), *ring.backward(gradient, q, k, v, sums, products)]
+            wanted = [cut(result, (1, 1, m, 1, 0), world, rank), sums,
+                      *(cut(one, (1, 1, size, 1, 0), world, rank) for one, size in zip(whole, (m, n, n), strict=True))]
+            cases += 1
+            for a, b in zip(found, wanted, strict=True):
+                assert a.shape == b.shape, (a.shape, b.shape)
+                worst = max([worst, *([float((a - b).abs().max())] if b.numel() else [])])
+    return {"worst": worst, "cases": cases}
+
+
 def refusal(of: Callable[[], object]) -> dict[str, Any]:
     begun = time.monotonic()
     try:
@@ -152,7 +187,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
+    own = {"lengths": lengths_differ, "ring_attention": ring_attention,
+           "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
     found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())

@@ -59,15 +59,20 @@ def test_fsdp_keeps_parts_of_weights() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
-@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "auto"])
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "ring", "ulysses", "auto"])
 def test_every_strategy_on_two_processes(mode: str, more: dict[str, Any]) -> None:
     check(2, mode, **more)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1"])
+@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1", "ring-dp", "ulysses-fsdp"])
 def test_strategies_on_four_processes(mode: str) -> None:
     check(4, mode, clip_norm=1.0)
+
+
+def test_attention_whose_keys_go_around() -> None:
+    for one in ranks(3, "ring_attention"):
+        assert one["worst"] < 1e-13 and one["cases"] == 14
 
 
 def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
@@ -83,7 +88,7 @@ def test_pipelines_on_two_processes(mode: str, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["pp", "zero-bubble", "pp-dp", "pp-zero1", "pp-fsdp", "pp-tp"])
+@pytest.mark.parametrize("mode", ["pp", "zero-bubble", "pp-dp", "pp-zero1", "pp-fsdp", "pp-tp", "pp-ring"])
 def test_pipelines_on_four_processes(mode: str) -> None:
     pipeline(4, mode, clip_norm=1.0)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from anyshape.dist.mesh import Mesh
 from anyshape.ir.graph import Attr, Graph, Node, Operand, has_effect
-from anyshape.ops.collective import COLLECTIVES, parts_of
+from anyshape.ops.collective import COLLECTIVES, RINGS, parts_of
 from anyshape.sym.expr import Size
 
 TARGET = "anyshape_collective.run.default"
+RING = "anyshape_collective.ring.default"
 
 
 def lowered(graph: Graph, mesh: Mesh) -> Graph:
@@ -49,7 +50,12 @@ def _call(node: Node, mesh: str, effect: int) -> Node:
     axis = node.attr("axis")
     assert isinstance(axis, str) and isinstance(combine, str)
     tensors: Attr = ("list", *(("operand", place) for place in range(len(node.inputs))))
-    template: Attr = (("args", tensors, ("str", node.op), ("str", mesh), ("str", axis), ("str", combine),
-                 ("list", *numbers)), ("kwargs",))
-    return Node("extern", tuple(operands), (("target", TARGET), ("template", template), ("effect", effect)),
+    target = TARGET
+    more: tuple[Attr, ...] = (("str", combine), ("list", *numbers))
+    if node.op in RINGS:
+        scale = node.attr("scale")
+        target = RING
+        more = (("bool", node.attr("causal")), ("none",) if scale is None else ("float", scale), ("list", *numbers))
+    template: Attr = (("args", tensors, ("str", node.op), ("str", mesh), ("str", axis), *more), ("kwargs",))
+    return Node("extern", tuple(operands), (("target", target), ("template", template), ("effect", effect)),
                 node.outputs, node.where)

@@ -43,12 +43,14 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, collective, gathered, process_mesh
 from anyshape.runtime.collectives.released import release, restore
+from anyshape.runtime.collectives.ring_attention import ring
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
 
+OPERATORS = (collective, ring)  # what lowered graphs call; torch knows them once they are imported
 BATCH = "%batch"  # among sizes, the digest of a batch
 Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
 

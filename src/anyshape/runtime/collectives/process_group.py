@@ -73,24 +73,32 @@ def forget() -> None:
 def collective(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str,
                numbers: Sequence[int]) -> list[Tensor]:
     """One collective of a program; see ops/collective.py. numbers: five for each operand, and for `into`."""
-    found = MESHES[mesh]
     counters.count("collectives")
-    group, ranks, rank = found.groups[axis], found.mesh.axis(axis).size, found.coordinates[axis]
     parts = [tuple(numbers[at:at + 5]) for at in range(0, len(numbers), 5)]
-    made = run(_Line(group, ranks, rank), op, list(pieces), combine, parts)  # type: ignore[arg-type]
+    made = run(line_of(mesh, axis), op, list(pieces), combine, parts)  # type: ignore[arg-type]
     return made if len(made) == 1 else [one.clone() for one in made]  # memory of its own for each
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
     """The processes along an axis: their group, how many they are, and which one this is."""
 
     group: Any
     ranks: int
     rank: int
 
+    def peer(self, step: int) -> int:
+        """The process that is so many places on along the axis, which is a ring, by its number among all."""
+        return dist.get_global_rank(self.group, (self.rank + step) % self.ranks)
 
-def run(line: _Line, op: str, pieces: list[Tensor], combine: str, parts: Sequence[Numbers]) -> list[Tensor]:
+
+def line_of(mesh: str, axis: str) -> Line:
+    """The line of this process along an axis of a mesh, by its text."""
+    found = MESHES[mesh]
+    return Line(found.groups[axis], found.mesh.axis(axis).size, found.coordinates[axis])
+
+
+def run(line: Line, op: str, pieces: list[Tensor], combine: str, parts: Sequence[Numbers]) -> list[Tensor]:
     """What this rank gets of a collective, for each operand; new tensors."""
     if line.ranks == 1:
         return [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]
@@ -110,7 +118,7 @@ def _flat(pieces: Sequence[Tensor]) -> Tensor:
     return torch.cat(flat) if len(flat) > 1 else flat[0].clone()
 
 
-def _all_reduce(line: _Line, pieces: list[Tensor], combine: str) -> list[Tensor]:
+def _all_reduce(line: Line, pieces: list[Tensor], combine: str) -> list[Tensor]:
     flat = _flat(pieces)
     message = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
     dist.all_reduce(message, getattr(dist.ReduceOp, REDUCE[combine]), group=line.group)
@@ -150,7 +158,7 @@ def _size(shape: Sequence[int]) -> int:
     return total
 
 
-def _all_gather(line: _Line, pieces: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
+def _all_gather(line: Line, pieces: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
     most = [_most(piece.shape, one, line.ranks) for piece, one in zip(pieces, parts, strict=True)]
     own = pieces[0].new_empty(sum(most))
     at = 0
@@ -174,7 +182,7 @@ def _bytes(flat: Tensor) -> Tensor:
     return flat.view(torch.uint8) if flat.dtype == torch.bool else flat
 
 
-def _lines(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers], most: Sequence[int]) -> Tensor:
+def _lines(line: Line, wholes: list[Tensor], parts: Sequence[Numbers], most: Sequence[int]) -> Tensor:
     """A row for each rank: the parts of all wholes that it is to have, padded."""
     rows = wholes[0].new_zeros(line.ranks, sum(most))
     at = 0
@@ -186,7 +194,7 @@ def _lines(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers], most: Se
     return rows
 
 
-def _reduce_scatter(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
+def _reduce_scatter(line: Line, wholes: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
     most = [_most(whole.shape, one, line.ranks) for whole, one in zip(wholes, parts, strict=True)]
     rows = _lines(line, wholes, parts, most)
     own = rows.new_empty(sum(most))
@@ -199,7 +207,7 @@ def _reduce_scatter(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers])
     return found
 
 
-def _all_to_all(line: _Line, piece: Tensor, parts: Numbers, into: Numbers) -> Tensor:
+def _all_to_all(line: Line, piece: Tensor, parts: Numbers, into: Numbers) -> Tensor:
     """Of its part along one dim, each rank sends the others theirs along another."""
     counts = ceil_counts(parts[2], line.ranks)
     shape = list(piece.shape)
@@ -218,6 +226,6 @@ def _all_to_all(line: _Line, piece: Tensor, parts: Numbers, into: Numbers) -> Te
 def gathered(mesh: ProcessMesh, own: Tensor, cuts: Sequence[tuple[str, Numbers]]) -> Tensor:
     """The whole of which this process has `own`. cuts: (axis, how it was dealt out) each, in that order."""
     for axis, numbers in reversed(cuts):
-        line = _Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
+        line = Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
         (own,) = run(line, "all_gather", [own.contiguous()], "add", [numbers])
     return own
