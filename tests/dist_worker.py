@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,8 +16,14 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import AnyShapeError
+from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
 from anyshape.dist.strategies import PipelineSchedule, Strategy
+from anyshape.route.core.operators import grouped_linear
+from anyshape.route.placement import solve
+from anyshape.route.placement.problem import problem
+from anyshape.runtime.collectives.expert_exchange import ExpertExchange
+from anyshape.runtime.collectives.expert_weights import add_replicas, moved
 from anyshape.runtime.collectives.parts import cut
 from anyshape.runtime.collectives.process_group import Line
 from anyshape.runtime.collectives.ring_attention import Ring
@@ -152,6 +159,57 @@ def ring_attention() -> dict[str, Any]:
     return {"worst": worst, "cases": cases}
 
 
+def experts() -> dict[str, Any]:
+    """Experts on many ranks, moved by a plan with a hot replica, against all experts on one: results and gradients."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    line = Line(dist.group.WORLD, world, rank)
+    count, width, choices = 5, 3, 2
+    torch.manual_seed(0)
+    whole = torch.randn(count, width, width, dtype=torch.float64)
+    here = ExpertMap.contiguous(count, world)
+    weight = whole[list(here.slots(rank))].clone()
+    loads = np.array([1.0, 20.0, 3.0, 2.0, 5.0])  # expert 1 is hot
+    plan = solve(problem([loads], [], world, branch_bytes=8.0 * width * width, replicas=2))
+    after = ExpertMap(plan.copies[0])
+    worst, rows = 0.0, 0
+    for place in (here, after):
+        if place is after:
+            weight = moved(line, [weight], here, after)[0]
+            assert torch.equal(weight, whole[list(after.slots(rank))])
+        exchange = ExpertExchange(line, place)
+        for number in range(4):
+            given = []
+            for source in range(world):  # ranks have other numbers of cells; in the last turn one has none
+                torch.manual_seed(10 * number + source)
+                cells = 0 if number == 3 and source == 0 else 4 + 3 * source + number
+                ids = torch.randint(-1, count, (cells, choices))
+                given.append((torch.randn(cells, width).double(), ids, torch.rand(cells, choices).double()))
+            wanted_weight = whole.clone().requires_grad_()
+            own = weight.clone().requires_grad_()
+            inputs = [one.clone().requires_grad_() for one in (given[rank][0], given[rank][2])]
+            found = exchange.dispatch(inputs[0], given[rank][1])
+            result = exchange.combine(grouped_linear(found.rows, own, found.ends, None), found, inputs[1])
+            result.square().sum().backward()
+            add_replicas(line, [own.grad], place)
+            total = torch.zeros((), dtype=torch.float64)
+            for source, (cells, ids, scale) in enumerate(given):
+                cells, scale = cells.requires_grad_(), scale.requires_grad_()
+                each = torch.einsum("nc,ecm->nem", cells, wanted_weight)
+                taken = each.gather(1, ids.clamp(min=0)[..., None].expand(-1, -1, width)) * (ids >= 0)[..., None]
+                wanted = (taken * scale[..., None]).sum(1)
+                total = total + wanted.square().sum()
+                if source == rank:
+                    mine = wanted, cells, scale
+            total.backward()
+            pairs = [(result, mine[0]), (inputs[0].grad, mine[1].grad), (inputs[1].grad, mine[2].grad),
+                     (own.grad, wanted_weight.grad[list(place.slots(rank))])]
+            worst = max([worst, *(float((a - b).detach().abs().max()) for a, b in pairs if b.numel())])
+            rows += len(found.rows)
+    wrong = torch.full((2, 1), count if rank == 1 else 0)
+    return {"worst": worst, "rows": rows, "copies": int(after.copies.sum()),
+            **refusal(lambda: exchange.dispatch(torch.zeros(2, width, dtype=torch.float64), wrong))}
+
+
 def refusal(of: Callable[[], object]) -> dict[str, Any]:
     begun = time.monotonic()
     try:
@@ -187,7 +245,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "ring_attention": ring_attention,
+    own = {"lengths": lengths_differ, "ring_attention": ring_attention, "experts": experts,
            "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
     found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

@@ -75,6 +75,14 @@ def test_attention_whose_keys_go_around() -> None:
         assert one["worst"] < 1e-13 and one["cases"] == 14
 
 
+def test_experts_on_many_ranks_with_a_hot_replica() -> None:
+    first, second, third = ranks(3, "experts")
+    for one in (first, second, third):
+        assert one["worst"] < 1e-12 and one["rows"] and one["copies"] == 7
+    assert [line.split()[0] for line in second["lines"][1:]] == ["where:", "why:", "do:"]  # it had the wrong id
+    assert all(len(one["lines"]) == 1 and "see rank 1" in one["lines"][0] for one in (first, third))
+
+
 def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
     found = pipeline(2, "pp")
     assert sum(one["sharded"] for one in found) == found[0]["tensors"]  # on the other it reads as NaN
