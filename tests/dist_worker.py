@@ -210,6 +210,11 @@ def experts() -> dict[str, Any]:
             **refusal(lambda: exchange.dispatch(torch.zeros(2, width, dtype=torch.float64), wrong))}
 
 
+def messages() -> dict[str, Any]:
+    """What has messages of its own, one after another."""
+    return {"ring": ring_attention(), "experts": experts()}
+
+
 def refusal(of: Callable[[], object]) -> dict[str, Any]:
     begun = time.monotonic()
     try:
@@ -245,7 +250,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "ring_attention": ring_attention, "experts": experts,
+    own = {"lengths": lengths_differ, "messages": messages,
            "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
     found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

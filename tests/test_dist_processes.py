@@ -70,17 +70,14 @@ def test_strategies_on_four_processes(mode: str) -> None:
     check(4, mode, clip_norm=1.0)
 
 
-def test_attention_whose_keys_go_around() -> None:
-    for one in ranks(3, "ring_attention"):
-        assert one["worst"] < 1e-13 and one["cases"] == 14
-
-
-def test_experts_on_many_ranks_with_a_hot_replica() -> None:
-    first, second, third = ranks(3, "experts")
-    for one in (first, second, third):
-        assert one["worst"] < 1e-12 and one["rows"] and one["copies"] == 7
-    assert [line.split()[0] for line in second["lines"][1:]] == ["where:", "why:", "do:"]  # it had the wrong id
-    assert all(len(one["lines"]) == 1 and "see rank 1" in one["lines"][0] for one in (first, third))
+def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
+    found = ranks(3, "messages")
+    for one in found:
+        assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
+        assert one["experts"]["worst"] < 1e-12 and one["experts"]["rows"] and one["experts"]["copies"] == 7
+    first, second, third = (one["experts"]["lines"] for one in found)
+    assert [line.split()[0] for line in second[1:]] == ["where:", "why:", "do:"]  # it had a wrong id
+    assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
 
 
 def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
