@@ -188,20 +188,41 @@ class LoadedModel:
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        program = self.program
-        if program is None:
-            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        program = self._open()
         flat = self.signature.flat(arguments, keywords)
+        results = program(self._given(flat))
+        make = arrays.outgoing(flat)
+        return self.signature.nested([make(one, dtype) if dtype else one
+                                      for one, dtype in zip(results, self.dtypes, strict=True)])
+
+    def run(self, flat: Sequence[Any]) -> list[Any]:
+        """The program's outputs, as arrays of numpy (of bf16 the bits) and numbers, for one argument per input of the
+        signature. Errors as of a call."""
+        return self._open()(self._given(flat))
+
+    def bytes_of(self, flat: Sequence[Any]) -> int:
+        """Bytes of memory that such a call takes, results included; arguments and weights are not. Nothing runs.
+        Errors as of a call's arguments."""
+        program = self._open()
+        record = program.specialization(self._given(flat))
+        results = sum((1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))) * dtype.itemsize
+                      for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
+                      if 0 not in sizes)
+        return results + record.arena + record.scratch * program.driver.threads()
+
+    def _open(self) -> Program:
+        if self.program is None:
+            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        return self.program
+
+    def _given(self, flat: Sequence[Any]) -> list[Any]:
+        """The program's arguments."""
         for number, value in self.fixed:
             if flat[number] != value or type(flat[number]) is not type(value):
                 raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
                                  why=f"the program was made for {value!r}")
-        results = program([0 if number in self.closed else arrays.incoming(flat[number], self.names[number],
-                                                                           self.kinds[number])
-                           for number in self.order])
-        make = arrays.outgoing(flat)
-        return self.signature.nested([make(one, dtype) if dtype else one
-                                      for one, dtype in zip(results, self.dtypes, strict=True)])
+        return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number], self.kinds[number])
+                for number in self.order]
 
     def describe(self) -> str:
         """What a call takes, a line an argument, with sizes by name and their ranges."""

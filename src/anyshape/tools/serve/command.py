@@ -1,0 +1,76 @@
+"""`anyshape serve FILE`: an inference server for deployed files, by the Open Inference Protocol over HTTP."""
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+
+from anyshape.artifact.load import load
+from anyshape.base.config import bytes_of
+from anyshape.base.errors import ConfigError
+from anyshape.tools.serve.served import Served, name_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `main` reads."""
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="a file that anyshape.save wrote; NAME=FILE to name its model, "
+                                                 "otherwise the file's name without .any")
+    add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
+    add("--port", type=int, default=8000, help="0: one that is free (default: %(default)s)")
+    add("--trust-native", action="store_true", help="run the machine code in the files: for files that come from you")
+    add("--workers", type=int, default=0, metavar="N", help="calls at once (default: the cores, by --threads)")
+    add("--threads", type=int, default=1, metavar="N", help="threads of a call (default: %(default)s)")
+    add("--rows", type=int, default=32, metavar="N",
+        help="rows of requests that share a call, at most; 1: none do (default: %(default)s)")
+    add("--latency-budget", type=float, default=0.0, metavar="MS",
+        help="milliseconds that a request may wait for others of its sizes while a worker is free (default: none)")
+    add("--patience", type=float, default=30.0, metavar="S",
+        help="seconds that a request may wait for its turn (default: %(default)s)")
+    add("--limit", default="1GB", metavar="BYTES",
+        help="bytes that requests, answers and calls may hold, weights not counted (default: %(default)s)")
+    add("--largest", default="64MB", metavar="BYTES", help="bytes of a request (default: %(default)s)")
+    add("--drain", type=int, default=30, metavar="S",
+        help="seconds that running requests have after SIGTERM (default: %(default)s)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs the command until it is asked to end."""
+    import uvicorn
+
+    from anyshape.tools.serve.app import Settings, application
+    for name in ("threads", "rows"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} {getattr(arguments, name)}", why="it is below 1", do="pass a number from 1")
+    cores = len(os.sched_getaffinity(0))
+    settings = Settings(arguments.workers or max(1, cores // arguments.threads), arguments.rows,
+                        arguments.latency_budget / 1e3, arguments.patience, arguments.patience,
+                        bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
+    models: dict[str, Served] = {}
+    for word in arguments.files:
+        name, sign, path = word.rpartition("=")
+        name = name if sign else name_of(path)
+        if name in models:
+            raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
+        models[name] = Served(name, load(path, arguments.trust_native, arguments.threads))
+    try:
+        listening = socket.create_server((arguments.host, arguments.port), backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {arguments.host}:{arguments.port}", why=str(error),
+                          do="pass another --host or --port; 0 takes a free one") from error
+    # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)
+    server = uvicorn.Server(uvicorn.Config(
+        application(models, settings), log_level="warning", access_log=False, lifespan="on", backlog=2048,
+        timeout_graceful_shutdown=arguments.drain))
+    host, port = listening.getsockname()[:2]
+    for name, model in models.items():
+        shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
+            "each request is a call of its own"
+        print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
+    server.run(sockets=[listening])
+    for model in models.values():
+        model.model.close()
+    return 0
