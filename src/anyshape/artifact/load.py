@@ -34,6 +34,7 @@ from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ArtifactError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
+from anyshape.plan.verify import verify
 from anyshape.runtime.call.program import Program
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
@@ -151,6 +152,7 @@ def _compiled(container: Container, head: Head) -> tuple[Any, Plan, Sequence[Loa
             planned = plan_graph(graph, target, config, needed=needed)
         except Exception as error:  # the border to a stranger's graph
             raise refused(f"{container.path}: graph.txt", f"it cannot be compiled: {str(error)[:200]}") from error
+    verify(planned.plan)  # at each new set of sizes only what depends on them is checked
     kernels = [one for one in planned.kernels if isinstance(one, LoadedKernel)]
     return target, planned.plan, kernels
 

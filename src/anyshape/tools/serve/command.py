@@ -5,11 +5,18 @@ import argparse
 import os
 import signal
 import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from anyshape.artifact.load import load
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import ConfigError
-from anyshape.tools.serve.served import Served, name_of
+from anyshape.tools.serve.served import Servable, Served, name_of
+
+if TYPE_CHECKING:
+    from anyshape.tools.serve.app import Settings
+
+BACKLOG = 2048  # connections that wait to be accepted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command until it is asked to end."""
-    import uvicorn
-
-    from anyshape.tools.serve.app import Settings, application
+    from anyshape.tools.serve.app import Settings
     for name in ("threads", "rows"):
         if getattr(arguments, name) < 1:
             raise ConfigError(f"--{name} {getattr(arguments, name)}", why="it is below 1", do="pass a number from 1")
@@ -54,23 +59,34 @@ def main(arguments: argparse.Namespace) -> int:
         if name in models:
             raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
         models[name] = Served(name, load(path, arguments.trust_native, arguments.threads))
+    serve(models, settings, arguments.host, arguments.port, arguments.drain)
+    for model in models.values():
+        model.model.close()
+    return 0
+
+
+def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: int, drain: int) -> None:
+    """Answers requests until SIGTERM or SIGINT; what runs then has `drain` seconds. Says a line for each model.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    import uvicorn
+
+    from anyshape.tools.serve.app import application
     try:
-        listening = socket.create_server((arguments.host, arguments.port), backlog=2048)
+        listening = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(f"cannot listen at {arguments.host}:{arguments.port}", why=str(error),
+        raise ConfigError(f"cannot listen at {host}:{port}", why=str(error),
                           do="pass another --host or --port; 0 takes a free one") from error
     # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
-    server = uvicorn.Server(uvicorn.Config(
-        application(models, settings), log_level="warning", access_log=False, lifespan="on", backlog=2048,
-        timeout_graceful_shutdown=arguments.drain))
+    server = uvicorn.Server(uvicorn.Config(application(models, settings), log_level="warning", access_log=False,
+                                           lifespan="on", backlog=BACKLOG, timeout_graceful_shutdown=drain))
     host, port = listening.getsockname()[:2]
     for name, model in models.items():
         shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
             "each request is a call of its own"
         print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
     server.run(sockets=[listening])
-    for model in models.values():
-        model.model.close()
-    return 0
