@@ -45,6 +45,9 @@ class Doubling:
     def bytes_of(self, arrays: Sequence[Any]) -> int:
         return self.bytes
 
+    def close(self) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def server(*models: Any, settings: Settings = Settings()) -> Iterator[tuple[int, Callable[[], None]]]:

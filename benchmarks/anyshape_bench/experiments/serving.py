@@ -59,6 +59,9 @@ class OrtModel:
         """Not known."""
         return 0
 
+    def close(self) -> None:
+        """Nothing is to be given back before the process ends."""
+
 
 def start(folder: Path, way: str) -> tuple[subprocess.Popen[str], int]:
     """A server process and its port."""

@@ -22,8 +22,8 @@ BACKLOG = 2048  # connections that wait to be accepted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `main` reads."""
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="a file that anyshape.save wrote; NAME=FILE to name its model, "
-                                                 "otherwise the file's name without .any")
+    add("files", nargs="+", metavar="FILE", help="a file that anyshape.save wrote, or an ONNX model; NAME=FILE "
+                                                 "to name it, otherwise the file's name without .any or .onnx")
     add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
     add("--port", type=int, default=8000, help="0: one that is free (default: %(default)s)")
     add("--trust-native", action="store_true", help="run the machine code in the files: for files that come from you")
@@ -52,17 +52,25 @@ def main(arguments: argparse.Namespace) -> int:
     settings = Settings(arguments.workers or max(1, cores // arguments.threads), arguments.rows,
                         arguments.latency_budget / 1e3, arguments.patience, arguments.patience,
                         bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
-    models: dict[str, Served] = {}
+    models: dict[str, Servable] = {}
     for word in arguments.files:
         name, sign, path = word.rpartition("=")
         name = name if sign else name_of(path)
         if name in models:
             raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
-        models[name] = Served(name, load(path, arguments.trust_native, arguments.threads))
+        models[name] = _model(name, path, arguments)
     serve(models, settings, arguments.host, arguments.port, arguments.drain)
     for model in models.values():
-        model.model.close()
+        model.close()
     return 0
+
+
+def _model(name: str, path: str, arguments: argparse.Namespace) -> Servable:
+    """A file's model; ONNX models are compiled first, which needs torch."""
+    if not path.endswith(".onnx"):
+        return Served(name, load(path, arguments.trust_native, arguments.threads))
+    from anyshape.tools.serve.onnx_model import served_onnx
+    return served_onnx(name, path, arguments.threads)
 
 
 def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: int, drain: int) -> None:

@@ -38,6 +38,9 @@ class Servable(Protocol):
     def bytes_of(self, arrays: Sequence[Array]) -> int:
         """Bytes that such a call takes, results included, arguments and weights not."""
 
+    def close(self) -> None:
+        """Gives everything back."""
+
 
 class Rows:
     """Concatenation of requests along a size whose rows are independent, and splitting of what comes out.
@@ -147,6 +150,10 @@ class Served:
         """See `Servable`."""
         return self.model.bytes_of(self._flat(arrays))
 
+    def close(self) -> None:
+        """See `Servable`."""
+        self.model.close()
+
 
 def _kind(kind: object) -> tuple[str, tuple[int, ...]]:
     """Dtype and sizes of a tensor; a whole number is one i64."""
@@ -162,4 +169,4 @@ def _graph(model: LoadedModel) -> Any:
 
 def name_of(path: str) -> str:
     """What a file's model is called when nobody says it."""
-    return Path(path).name.removesuffix(".any")
+    return Path(path).name.removesuffix(".any").removesuffix(".onnx")
