@@ -23,7 +23,7 @@ from anyshape.artifact.container import WEIGHTS, Container, refused
 from anyshape.artifact.host_steps import HostSteps
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode
-from anyshape.artifact.requirements import FORMAT, VERSION, check
+from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
 from anyshape.artifact.safetensors import parse_json
 from anyshape.artifact.signature import Signature, decode, most_leaf
 from anyshape.artifact.text_limits import parse_graph, parse_plan
@@ -92,9 +92,10 @@ def read_head(container: Container) -> Head:
     if found.get("format") != FORMAT:
         raise refused(where, f"the format is {str(found.get('format'))[:80]!r}, not {FORMAT!r}")
     version = found.get("version")
-    if version != VERSION:
+    if version not in (VERSION, WITH_VECTORS) or isinstance(version, bool):
         made = found.get("made_with", "")
-        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads version {VERSION}",
+        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads versions {VERSION} and "
+                            f"{WITH_VECTORS}",
                             where=where, why=f"it was made with {str(made)[:80]}",
                             do="install a later AnyShape, or save the program again with this one")
     weights, needed, digests = found.get("weights"), found.get("needed"), found.get("digests")
@@ -284,7 +285,9 @@ def _order(plan: Plan, signature: Signature, bound: Mapping[int, Any], where: st
     if len(used) != len(by_position) or sorted(by_position) != taken:
         raise refused(where, "not every input of the program is an argument or has weights")
     for position, number in by_position.items():
-        if (signature.inputs[number].kind == "array") is not isinstance(plan.inputs[position], TensorType):
+        entry, kind = plan.inputs[position], signature.inputs[number].kind
+        scalar = not isinstance(entry, TensorType) or not entry.shape  # as fixed values are, which nothing reads
+        if not (scalar if kind == "fixed" else isinstance(entry, TensorType) is (kind == "array")):
             raise refused(where, f"the argument {signature.inputs[number].name[:80]} is of another kind")
     return [by_position[position] for position in taken]
 
