@@ -485,6 +485,14 @@ def is_writing() -> bool:
     return get_proxy_mode() is not None
 
 
+def captured_here() -> bool:
+    """Whether this thread captures what it runs, where `torch.compiler.is_compiling()`, which is true in all threads
+    while one captures, says that somebody does."""
+    local = compat.get("torch._guards._TLS")
+    return (local is None or getattr(local, "tracing_context", None) is not None
+            or getattr(local, "compile_context", None) is not None or is_writing())
+
+
 def in_trace_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, to be called after the trace that is going on as it would be called now."""
     context, tracing = api.tracing_context(), compat.need("torch._guards.tracing")
