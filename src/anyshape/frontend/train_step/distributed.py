@@ -43,7 +43,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh
 from anyshape.runtime.collectives.released import release, restore
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
@@ -244,7 +244,11 @@ class DistributedProgram:
                     low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
                     symbols[name] = high - low
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
-        return self.executable(given)
+        try:
+            return self.executable(given)
+        except BaseException:
+            abandon()
+            raise
 
     def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the
