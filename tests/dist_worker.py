@@ -169,7 +169,10 @@ def main() -> None:
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
-    found = own[mode]() if mode in own else overlapped(*options) if mode == "overlapped" else trains(mode, **json.loads(options[0] if options else "{}"))
+    if mode == "overlapped":
+        found = overlapped(*options)
+    else:
+        found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()
