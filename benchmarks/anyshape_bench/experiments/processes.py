@@ -1,6 +1,6 @@
 """Study of train steps over processes (gloo): throughput on new shapes, memory of a rank, exposed communication.
 
-    python -m anyshape_bench.experiments.processes docs/results/benchmarks-processes/processes.json      (some ten minutes)
+    python -m anyshape_bench.experiments.processes docs/results/benchmarks-processes/processes.json    (minutes)
 
 It starts `torchrun` with two processes for each way to train, twice: once for times, once with the counter of memory
 loaded. Every shape is new to the process that is timed. The same command with `--page PAGE.md` writes the page, too.
@@ -33,7 +33,7 @@ from anyshape_bench.models.custom_model import load_by_name
 from anyshape_bench.models.suite import WARM_UP_CALLS, pick
 
 TORCH = ("torch DDP, Inductor", "torch FSDP2", "torch FSDP2, Inductor")
-OURS = {"anyshape ddp": {"strategy": "ddp"}, "anyshape fsdp": {"strategy": "fsdp"}}
+OURS: dict[str, dict[str, Any]] = {f"anyshape {name}": {"strategy": name} for name in ("ddp", "fsdp")}
 APART = "overlap_collectives"  # the pass without which messages are waited for where they are sent
 WAITING = {f"{name}, waiting": {**settings, "disable": APART} for name, settings in OURS.items()}
 SECONDS = 1500  # a hang ends here
@@ -41,7 +41,7 @@ LENGTH_STEPS = 1000
 Step = Callable[[Tensor], Tensor]
 
 
-def by_anyshape(module: nn.Module, loss: Callable[..., Tensor], settings: dict[str, str]) -> Step:
+def by_anyshape(module: nn.Module, loss: Callable[..., Tensor], settings: dict[str, Any]) -> Step:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
     return anyshape.train_step(module, loss, optimizer, strict=True, threads=torch.get_num_threads(), **settings)
 
@@ -140,7 +140,7 @@ def measure_lengths(model: str, steps: int) -> dict[str, Any]:
     """Steps with another length on each rank."""
     entry, step, _ = made("anyshape ddp", model)
     draw = torch.Generator().manual_seed(dist.get_rank())
-    (least, _), (_, longest) = min(entry.shapes), max(entry.shapes, key=lambda shape: shape[1])
+    longest = max(length for _, length in entry.shapes)
     lengths, first, loss = set(), 0.0, torch.zeros(())
     for number in range(steps):
         length = int(torch.randint(4, longest + 1, (), generator=draw))
