@@ -16,6 +16,8 @@ from anyshape.plan.ir.program import (
     MemoryStep,
     Plan,
     Window,
+    is_launch,
+    is_wait,
     step_writes,
     touched,
 )
@@ -57,8 +59,9 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
 
     Raises:
         VerifyError: a step reads a value that no step before it makes; calls with effects are not in the order of the
-            program; two buffers overlap while both are alive; one is misaligned, outside the arena, or crosses the
-            border of the kept block; or the arena is not the top of the highest buffer.
+            program; a collective is not waited for once, or its message touched by another step; two buffers overlap
+            while both are alive; one is misaligned, outside the arena, or crosses the border of the kept block; or the
+            arena is not the top of the highest buffer.
     """
     _check_order(plan)
     if offsets is None:
@@ -108,10 +111,28 @@ def _check_order(plan: Plan) -> None:
         if early:
             _fail(plan, f"step {number} reads {', '.join(sorted(early))}, which is not made by then")
         made |= makes
-    effects = [step.effect for step in plan.steps if isinstance(step, ExternStep) and step.effect]
+    effects = [step.effect for step in plan.steps if isinstance(step, ExternStep) and step.effect and not is_wait(step)]
     for one, other in pairwise(effects):
         if one >= other:
             _fail(plan, f"effect {other} comes after effect {one}")
+    _check_messages(plan)
+
+
+def _check_messages(plan: Plan) -> None:
+    """Each collective that is launched is waited for once, and until then nothing touches its message."""
+    for number, step in enumerate(plan.steps):
+        if is_wait(step) and not any(is_launch(other) and step_writes(other)[:1] == touched(step)[:1]
+                                     for other in plan.steps[:number]):
+            _fail(plan, f"step {number} waits for a collective that no step before it launches")
+        if is_launch(step):
+            name = "".join(window.buffer for window in step_writes(step)[:1])
+            users = [(place, other) for place, other in enumerate(plan.steps)
+                     if place != number and any(window.buffer == name for window in touched(other))]
+            if sum(is_wait(other) for _, other in users) != 1:
+                _fail(plan, f"step {number} launches a collective, and it is not waited for once")
+            wrong = next((place for place, other in users if not is_wait(other)), None)
+            if wrong is not None:
+                _fail(plan, f"step {wrong} touches {name}, which is under way")
 
 
 def _check_lives(plan: Plan) -> None:
