@@ -24,8 +24,8 @@ from anyshape.route.placement import solve
 from anyshape.route.placement.problem import problem
 from anyshape.runtime.collectives.expert_exchange import ExpertExchange
 from anyshape.runtime.collectives.expert_weights import add_replicas, moved
+from anyshape.runtime.collectives.messages import Line
 from anyshape.runtime.collectives.parts import cut
-from anyshape.runtime.collectives.process_group import Line
 from anyshape.runtime.collectives.ring_attention import Ring
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
@@ -92,6 +92,30 @@ def trains(mode: str, **more: Any) -> dict[str, Any]:
         worst = max([worst, *map(difference, model.parameters(), alone.parameters())])
     return {"worst": worst, "programs": len(step.programs), "collectives": before, "sharded": sharded,
             "tensors": len(list(model.parameters()))}
+
+
+def overlapped(mode: str) -> dict[str, Any]:
+    """The same steps with collectives that are waited for where they are launched: bit for bit."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    strategy = strategies(world).get(mode, mode)
+    place, count = coordinates_of(strategy, rank, world)
+    ends, launched = [], []
+    for left_out in ("", "overlap_collectives"):
+        torch.manual_seed(0)
+        model = Llama()
+        step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, strict=True, threads=1,
+                                   disable=left_out)
+        losses = []
+        before = anyshape.stats()["collectives"]
+        for number in range(20):
+            torch.manual_seed(number)
+            losses.append(step(torch.randint(0, 60, (2 + number % 5, 5 + 7 * number % 31)).tensor_split(count)[place]))
+        launched.append(anyshape.stats()["collectives"] - before)
+        with step.whole():
+            ends.append([*losses, *(one.detach().clone() for one in model.parameters())])
+    assert launched[0] == launched[1]
+    return {"differing": sum(not torch.equal(a, b) for a, b in zip(*ends, strict=True)),
+            "waited": anyshape.stats()["collective_wait_seconds"]}
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -250,9 +274,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "messages": messages,
-           "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
-    found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
+    own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
+           "other_rows": other_rows}
+    if mode == "overlapped":
+        found = overlapped(*options)
+    else:
+        found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()

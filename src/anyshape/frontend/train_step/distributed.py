@@ -41,16 +41,17 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, collective, gathered, process_mesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
 from anyshape.runtime.collectives.ring_attention import ring
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
 
-OPERATORS = (collective, ring)  # what lowered graphs call; torch knows them once they are imported
+OPERATORS = (start, wait, ring)  # what lowered graphs call; torch knows them once they are imported
 BATCH = "%batch"  # among sizes, the digest of a batch
 Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
 
@@ -216,6 +217,7 @@ def imported(compilation: Compilation, name: str, gm: GraphModule, static: Seque
     graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
     # likely sizes are those of this rank's batch, and decisions are those of all ranks
     graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
+    graph = dce(graph, compilation.config)  # what nobody reads is not sent either
     return graph, notes, roles_of(gm, graph, static, distribution.names())
 
 
@@ -288,7 +290,11 @@ class DistributedProgram:
                     low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
                     symbols[name] = high - low
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
-        return self.executable(given)
+        try:
+            return self.executable(given)
+        except BaseException:
+            abandon()
+            raise
 
     def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the

@@ -22,7 +22,7 @@ from anyshape.base import counters
 from anyshape.base.errors import IndexRangeError, InputError
 from anyshape.dist.experts import ExpertMap
 from anyshape.route.core.operators import combine, dispatch, route_plan
-from anyshape.runtime.collectives.process_group import Line
+from anyshape.runtime.collectives.messages import Line
 
 
 @dataclass(frozen=True, slots=True, eq=False)

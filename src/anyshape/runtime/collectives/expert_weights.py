@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anyshape.base.errors import InputError
 from anyshape.dist.experts import ExpertMap
-from anyshape.runtime.collectives.process_group import Line
+from anyshape.runtime.collectives.messages import Line
 
 
 def moved(line: Line, weights: Sequence[Tensor], before: ExpertMap, after: ExpertMap) -> list[Tensor]:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from anyshape.base import counters
 from anyshape.dist.placement import local_count
+from anyshape.runtime.collectives.messages import Line
 from anyshape.runtime.collectives.parts import Numbers
-from anyshape.runtime.collectives.process_group import Line, line_of
+from anyshape.runtime.collectives.process_group import MESHES, line_of
 
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
@@ -31,7 +32,7 @@ def ring(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, causal: bool, 
     counters.count("collectives")
     rows, columns = (tuple(numbers[at:at + 5]) for at in (0, 5))
     q = pieces[op == "ring_attention_backward"]
-    one = Ring(line_of(mesh, axis), rows, columns, causal,  # type: ignore[arg-type]
+    one = Ring(line_of(MESHES[mesh], axis), rows, columns, causal,  # type: ignore[arg-type]
                q.shape[3] ** -0.5 if scale is None and q.shape[3] else scale or 0.0)
     return one.forward(*pieces) if op == "ring_attention" else one.backward(*pieces)
 
