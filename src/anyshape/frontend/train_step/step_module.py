@@ -71,7 +71,7 @@ class WholeStep(torch.nn.Module):
         found = self.loss_fn(self.model, *arguments, **keywords)
         loss, rest = (found[0], tuple(found[1:])) if isinstance(found, (tuple, list)) else (found, ())
         scaled = loss if self.scale is None else loss * self.scale.to(loss.dtype)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():  # `is_compiling` is true in all threads while one of them captures
             gradients = gradients_of(scaled, self.trained)
         else:
             gradients = torch.autograd.grad(scaled, self.trained, allow_unused=True)

@@ -56,14 +56,14 @@ WHILE_TRACING = {
     VARIABLES + "user_defined.is_standard_setattr": HOLDERS,
     "torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext.__init__":
         "runs a first call under a mode in which some operators forget that an operand is conjugated",
+    "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
+    "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
+        "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",
 }
 
 WHILE_TRACING_BESIDE = {
     "torch.random.set_rng_state": f"the generator's state: {BESIDE}; draws of the others would come twice",
     "torch.compiler._compile_session_context": f"the flag that torch compiles: {BESIDE}",
-    "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
-    "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
-        "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",
 }
 
 BY_TORCH = {"torch.fx.graph_module._forward_from_src": "Dynamo's own, in every trace"}
