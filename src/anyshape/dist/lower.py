@@ -6,8 +6,8 @@
 
 Calls with effects are never merged, dropped or reordered, so all ranks send the same messages in the same order; those
 that were there before are counted anew with them. What a launch gives is the message: all that it sends and receives,
-in one tensor, whose size is a formula. So what plans know of memory, they know of messages; the plan's scheduler moves the
-two apart (plan/schedule/overlap.py).
+in one tensor, whose size is a formula. So what plans know of memory, they know of messages; the plan's scheduler moves
+the two apart (plan/schedule/overlap.py).
 """
 from __future__ import annotations
 
