@@ -2,7 +2,7 @@
 
 Counted by `sys.setprofile`, in functions and files of src/anyshape; generated code belongs to the file that makes it.
 The numbers are limits that may fall, and may rise only with a reason. They are what is reached, not what was asked for:
-both paths are longer than the design wants them (docs/limitations.md, open work).
+both paths are longer than was asked for (docs/adr/030-call-path.md).
 """
 from __future__ import annotations
 
