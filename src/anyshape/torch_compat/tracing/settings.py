@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
 from anyshape.torch_compat.tracing.symint_cache import general_tracing, quick_tracing
 from anyshape.torch_compat.versions import api
@@ -54,6 +55,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     counted = getattr(getattr(torch.compiler, "config", None), "dynamic_sources", None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.compile_lock())  # torch's own, for what is changed here is every thread's
+        stack.enter_context(fx_in_this_thread())
         dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
         if not dynamic:
             dynamo["assume_static_by_default"] = True
@@ -499,7 +501,8 @@ def in_trace_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def later(*arguments: Any) -> Any:
-        with tracing(context):
+        # as in the trace itself: one thread at a time, and what torch.fx traces is nobody else's
+        with compat.compile_lock(), fx_in_this_thread(), tracing(context):
             return function(*arguments)
 
     return api.unhooked(later, "AnyShape compiles the update of a step")
