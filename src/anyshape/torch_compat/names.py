@@ -26,6 +26,7 @@ WRAPPED = "calls go through torch's own wrappers, which takes longer"
 KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
 SHARED = "what is compiled of one function, or of objects of one class, may leave each other to PyTorch"
+COLD = "each process traces its programs anew"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
 FAKE = "torch._subclasses.fake_tensor."
@@ -222,4 +223,12 @@ TRAIN_STEP = {path: Name("a whole train step as one program", APART) for path in
     "torch.optim.optimizer._global_optimizer_pre_hooks", "torch.optim.optimizer._global_optimizer_post_hooks",
     "torch.Tensor._backward_hooks", "torch.Tensor._post_accumulate_grad_hooks")}
 
-NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP}
+WARM_START = {path: Name("programs that a second process takes from the cache", COLD) for path in (
+    f"{DYNAMO}convert_frame", f"{DYNAMO}convert_frame.orig_code_map", f"{DYNAMO}convert_frame.output_codes",
+    f"{DYNAMO}guards.CheckFunctionManager", f"{DYNAMO}guards.CheckFunctionManager.build_guards",
+    f"{DYNAMO}guards.CheckFunctionManager.compile_check_fn", f"{DYNAMO}guards.CheckFunctionManager.id_ref",
+    f"{DYNAMO}output_graph.OutputGraphCommon", f"{DYNAMO}output_graph.OutputGraphGuardsState",
+    f"{DYNAMO}types.GuardedCode", f"{DYNAMO}types.wrap_guarded_code", f"{DYNAMO}utils.CleanupHook",
+    "torch._guards.GuardsSet", "torch._guards.CompileId")}
+
+NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}

@@ -159,13 +159,14 @@ class _Inference:
 
 
 def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[..., Any]:
-    """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does."""
+    """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does;
+    `made_of` says of what it is made."""
     boxed = internals.marking_dynamic(program, hints) if hints else program
 
     def run(*inputs: Any) -> list[Any]:
         return boxed(list(inputs))
 
-    run.boxed = boxed  # type: ignore[attr-defined]
+    run.boxed, run.made_of = boxed, (program, hints)  # type: ignore[attr-defined]
     return run
 
 
