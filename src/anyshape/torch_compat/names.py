@@ -179,6 +179,7 @@ CALLS = {
                                                                 ONE_SIZE),
     f"{DYNAMO}eval_frame.always_optimize_code_objects": Name("a code object for each compiled object", SHARED),
     "torch.nn.Module._call_impl": Name("a code object for each compiled module", SHARED),
+    f"{DYNAMO}trace_rules.check": Name("spares frames that are not traced the settings of a trace", SLOW_TRACE),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),

@@ -161,7 +161,8 @@ class Tracing:
             return answer or self._trace((kept, *others), told)
 
         try:
-            answer = self._from_cache(frame, told, piece)
+            answer = self.inner(frame, *others) if eager_frames.is_never_traced(code) else \
+                self._from_cache(frame, told, piece)
             if answer is not None:
                 pass
             elif self.beside is None:
@@ -185,9 +186,7 @@ class Tracing:
         if self.warm is None or piece or self.broken:
             return None
         config = self.compilation.config
-        programs = api.programs_of_others(frame.f_code, self.inner)
-        with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
-                                                        told.changing):  # guards are made by torch's settings, too
+        with context_underway(config), settings.guard_settings():
             self.compilation.tracing = told.where, told.reason, told.way
             return self.warm.answer(frame, told.way)
 

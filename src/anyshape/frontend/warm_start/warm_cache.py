@@ -37,7 +37,7 @@ from anyshape.torch_compat.dynamo.guard_record import CodeNames, NotRecorded
 FORMAT = 1
 MOST_RECORDS = 4  # of one key, which are tried one after another
 # settings that programs do not depend on
-NOT_IN_KEY = ("cache", "cache_dir", "cache_limit", "background", "defer", "strict", "fullgraph")
+NOT_IN_KEY = ("cache", "warm_start", "cache_dir", "cache_limit", "background", "defer", "strict", "fullgraph")
 
 
 def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], underway: Underway) -> WarmStart | None:
@@ -45,7 +45,7 @@ def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], under
     what a trace shows. own: the programs that were handed to Dynamo."""
     config = compilation.config
     cache = cache_of(config)
-    if cache is None or not guard_record.can_record() or config.show or config.dump or config.edit \
+    if cache is None or not config.warm_start or not guard_record.can_record() or config.show or config.dump or config.edit \
             or config.check >= 2 or config.limited or compilation.step is not None:
         return None
     return WarmStart(compilation, cache, own, underway)
@@ -75,9 +75,14 @@ class WarmStart:
             try:
                 return self._answer(frame, data, identities)
             except NotRecorded as why:
-                counters.count("warm_refusals")
-                self.compilation.cut("cache", str(why))
+                self._refuse(str(why))
+            except Exception as error:  # the border to a record of another process: it costs no more than a trace
+                self._refuse(f"{type(error).__name__}: {error}")
         return None
+
+    def _refuse(self, why: str) -> None:
+        counters.count("warm_refusals")
+        self.compilation.warm.append(f"a program of an earlier process does not fit: {why}")
 
     def _answer(self, frame: Any, data: bytes, identities: Identities) -> Any:
         begun = time.perf_counter()
@@ -97,6 +102,7 @@ class WarmStart:
             **objects, record.names.program: guard_record.api_disable(program)})
         self.own.append(program)
         counters.count("warm_starts")
+        self.compilation.warm.append(f"program {self.compilation.graphs - 1} was taken from the cache, without a trace")
         counters.count("compile_seconds", time.perf_counter() - begun)
         return answer
 
@@ -120,7 +126,7 @@ class WarmStart:
                     self._keep(_numbered(key, number), code, names, found[-1], self.made)
                 except NotRecorded as why:
                     counters.count("warm_not_kept")
-                    self.compilation.cut("cache", f"a second process will trace it again: {why}")
+                    self.compilation.warm.append(f"the next process will trace it again: {why}")
                 finally:
                     self.made = None
             yield keep
