@@ -73,6 +73,30 @@ def trains(mode: str, **more: Any) -> dict[str, Any]:
             "tensors": len(list(model.parameters()))}
 
 
+def overlapped(mode: str) -> dict[str, Any]:
+    """The same steps with collectives that are waited for where they are launched: bit for bit."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    strategy = strategies(world).get(mode, mode)
+    place, count = coordinates_of(strategy, rank, world)
+    ends, launched = [], []
+    for left_out in ("", "overlap_collectives"):
+        torch.manual_seed(0)
+        model = Llama()
+        step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, strict=True, threads=1,
+                                   disable=left_out)
+        losses = []
+        before = anyshape.stats()["collectives"]
+        for number in range(20):
+            torch.manual_seed(number)
+            losses.append(step(torch.randint(0, 60, (2 + number % 5, 5 + 7 * number % 31)).tensor_split(count)[place]))
+        launched.append(anyshape.stats()["collectives"] - before)
+        with step.whole():
+            ends.append([*losses, *(one.detach().clone() for one in model.parameters())])
+    assert launched[0] == launched[1]
+    return {"differing": sum(not torch.equal(a, b) for a, b in zip(*ends, strict=True)),
+            "waited": anyshape.stats()["collective_wait_seconds"]}
+
+
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
 
@@ -145,7 +169,10 @@ def main() -> None:
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
-    found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
+    if mode == "overlapped":
+        found = overlapped(*options)
+    else:
+        found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()

@@ -71,6 +71,13 @@ def test_strategies_on_four_processes(mode: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp"])
+def test_collectives_beside_compute_change_no_bit(mode: str) -> None:
+    for one in ranks(2, "overlapped", mode):
+        assert one["differing"] == 0 and one["waited"] > 0
+
+
+@pytest.mark.full
 def test_ranks_may_have_other_lengths_and_rows() -> None:
     for one in ranks(2, "lengths"):
         assert one["worst"] < 1e-12 and one["programs"] == 1

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import pickle
@@ -18,6 +19,7 @@ import torch.distributed.device_mesh
 import torch.distributed.fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 import anyshape
 from anyshape import torch_compat
@@ -40,6 +42,36 @@ def test_a_user_can_assert_that_nothing_ran_eagerly() -> None:
     for rows in (3, 5, 1):
         fast(torch.randn(rows, 8)).sum().backward()
     assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_calls_are_compiled_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch then says to all threads that it compiles."""
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1)
+
+    def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    fast = anyshape.compile(softmax, strict=True)
+    ours, theirs = nn.Linear(4, 2), nn.Linear(4, 2)
+    theirs.load_state_dict(ours.state_dict())
+    rates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+    step = anyshape.train_step(ours, mean_square, rates[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 5, 7, 9):
+            if rows == 7:
+                monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+            anyshape.reset_stats()
+            fast(torch.randn(rows, 4))
+            assert (anyshape.stats()["runs"], anyshape.stats()["eager_calls"]) == (1, 0)
+            x = torch.randn(rows, 4)
+            with FlopCounterMode(display=False) if rows == 9 else contextlib.nullcontext():  # it runs as PyTorch then
+                step(x)
+            rates[1].zero_grad()
+            mean_square(theirs, x).backward()
+            rates[1].step()
+            torch.testing.assert_close(ours.weight, theirs.weight)
 
 
 def test_what_works_with_other_processes_says_that_it_is_not_compiled(one_process: None) -> None:

@@ -166,7 +166,7 @@ class CompiledCallable:
         Raises:
             Unsupported, LimitError: it would run as PyTorch, and may not.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
             return self.target(*arguments, **keywords)  # part of another program
         if self.uncompiled[0]:
             return self._as_pytorch(*self.uncompiled, arguments, keywords)

@@ -29,6 +29,7 @@ COMMANDS = {
     "compile": ("anyshape.tools.deploy_compile", "compile an ONNX model to a file to deploy"),
     "check": ("anyshape.tools.deploy_check", "say what a deployed file holds, and whether it is as it was saved"),
     "run": ("anyshape.tools.deploy_run", "run a deployed file on arrays of numpy"),
+    "serve": ("anyshape.tools.serve.command", "answer requests for deployed files over HTTP"),
     "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),
     "cache": ("", "show, prune or clear the compiled code kept on disk"),
     "version": ("", "versions of everything a result depends on"),

@@ -131,8 +131,7 @@ class Tracing:
         if code in self.left:
             return self.left[code]
         piece = self._place(code, call)
-        tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
-                   if isinstance(value, Tensor)]
+        tensors = [one for one in pytree.tree_leaves(list(frame.f_locals.values())) if isinstance(one, Tensor)]
         if any(value.is_nested for value in tensors):
             return self._nested(code, call)
         if self.oblivious:
@@ -161,14 +160,11 @@ class Tracing:
             return answer or self._trace((kept, *others), told)
 
         try:
-            answer = self.inner(frame, *others) if eager_frames.is_never_traced(code) else \
-                self._from_cache(frame, told, piece)
-            if answer is not None:
-                pass
-            elif self.beside is None:
-                answer = trace(frame)
+            if eager_frames.is_never_traced(code):
+                answer = self.inner(frame, *others)
             else:
-                answer = self.beside.answer(frame, trace)
+                answer = self._from_cache(frame, told) or (
+                    trace(frame) if self.beside is None else self.beside.answer(frame, trace))
         except Exception as error:  # the border to torch's tracer
             return self._refused(code, error, call)
         if answer is None:
@@ -181,9 +177,9 @@ class Tracing:
             self._skips(code, call)
         return self._kept(code, answer)
 
-    def _from_cache(self, frame: Any, told: RecompileReason, piece: str) -> Any:
+    def _from_cache(self, frame: Any, told: RecompileReason) -> Any:
         """Dynamo's answer with a program of an earlier process; None where there is none that fits."""
-        if self.warm is None or piece or self.broken:
+        if self.warm is None or told.piece or self.broken:
             return None
         config = self.compilation.config
         with context_underway(config), settings.guard_settings():

@@ -41,9 +41,10 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh
 from anyshape.runtime.collectives.released import release, restore
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
@@ -184,6 +185,7 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
     graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
     # likely sizes are those of this rank's batch, and decisions are those of all ranks
     graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
+    graph = dce(graph, compilation.config)  # what nobody reads is not sent either
     roles = roles_of(gm, graph, static, distribution.names())
     with api.outside_tracing():
         chain = partitioned(graph, distribution.strategy, roles)
@@ -244,7 +246,11 @@ class DistributedProgram:
                     low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
                     symbols[name] = high - low
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
-        return self.executable(given)
+        try:
+            return self.executable(given)
+        except BaseException:
+            abandon()
+            raise
 
     def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the

@@ -24,6 +24,7 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), torc
 BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
            types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
            types.MethodWrapperType)
+OPERATORS, OPERATORS_IN = ("OpOverload", "OpOverloadPacket"), "torch._ops"
 DEEPEST = 8  # closures inside of closures
 
 
@@ -58,7 +59,7 @@ class Identities:
             return f"method {self.describe(value.__func__)} of {self.describe(value.__self__)}"
         if isinstance(value, enum.Enum):
             return f"enum {type(value).__module__}.{type(value).__qualname__}.{value.name}"
-        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if type(value).__name__ in OPERATORS and type(value).__module__ == OPERATORS_IN:
             return f"operator {value}"
         if isinstance(value, functools.partial):
             parts = [value.func, *value.args, *value.keywords.values()]

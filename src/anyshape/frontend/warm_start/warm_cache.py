@@ -33,6 +33,7 @@ from anyshape.frontend.warm_start.identity import Identities
 from anyshape.frontend.warm_start.program_record import HOST, ProgramRecord, code_of, program_of, record_of, structure
 from anyshape.torch_compat.dynamo import guard_record
 from anyshape.torch_compat.dynamo.guard_record import CodeNames, NotRecorded
+from anyshape.torch_compat.versions import api
 
 FORMAT = 1
 MOST_RECORDS = 4  # of one key, which are tried one after another
@@ -45,8 +46,9 @@ def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], under
     what a trace shows. own: the programs that were handed to Dynamo."""
     config = compilation.config
     cache = cache_of(config)
-    if cache is None or not config.warm_start or not guard_record.can_record() or config.show or config.dump or config.edit \
-            or config.check >= 2 or config.limited or compilation.step is not None:
+    watched = config.show or config.dump or config.edit or config.check >= 2
+    if cache is None or not config.warm_start or watched or config.limited or compilation.step is not None \
+            or not guard_record.can_record():
         return None
     return WarmStart(compilation, cache, own, underway)
 
@@ -99,7 +101,7 @@ class WarmStart:
         program = program_of(record, target_of(self.compilation.config, HOST), self.compilation)
         program = counted(program, self.underway, "")
         answer = guard_record.answer_of(frame.f_code, names, guards, code, {
-            **objects, record.names.program: guard_record.api_disable(program)})
+            **objects, record.names.program: api.unhooked(program, "a compiled program")})
         self.own.append(program)
         counters.count("warm_starts")
         self.compilation.warm.append(f"program {self.compilation.graphs - 1} was taken from the cache, without a trace")
@@ -168,11 +170,11 @@ def _versions() -> str:
 
 @functools.cache
 def _process_start() -> float:
-    """When this process began, in seconds of the files' clock."""
+    """When this process began, in seconds of the files' clock: to a tick, in which no interpreter has read a file yet."""
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (ticks + 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return _IMPORTED
 

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from anyshape import torch_compat as compat
 
 DYNAMO = "torch._dynamo."
@@ -30,9 +28,14 @@ MANAGER = f"{DYNAMO}guards.CheckFunctionManager"
 TRACER = f"{DYNAMO}convert_frame"
 STATE = f"{DYNAMO}output_graph.OutputGraphGuardsState"
 COMMON = f"{DYNAMO}output_graph.OutputGraphCommon"
+MODES = "torch.overrides._get_current_function_mode_stack"
+DEVICE = "torch.utils._device"
+ORDERED = "torch.utils._ordered_set.OrderedSet"
+NUMBERS = f"{DYNAMO}bytecode_transformation._unique_id_counter"
 HOOK = f"{DYNAMO}utils.CleanupHook"
 HOOKS = f"{DYNAMO}utils.CleanupManager.instance"
 NEEDED = (MANAGER, f"{MANAGER}.compile_check_fn", f"{MANAGER}.build_guards", f"{MANAGER}.id_ref", TRACER, STATE, COMMON,
+          MODES, DEVICE, ORDERED, NUMBERS,
           HOOK, HOOKS, f"{TRACER}.orig_code_map", f"{TRACER}.output_codes", f"{DYNAMO}types.GuardedCode",
           f"{DYNAMO}types.wrap_guarded_code", "torch._guards.GuardsSet", "torch._guards.CompileId")
 # what the live process says, or the frame; the rest is recorded
@@ -110,15 +113,16 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
         objects: what else guards find there (`objects_of`), for the time being.
 
     Raises:
-        NotRecorded: they would not.
+        NotRecorded: they would not. Exception: a source leads nowhere in this process.
     """
     said: list[tuple[str, ...]] = []
     make = _recorder(compat.need(MANAGER), lambda manager, builder, _: said.append(
         _texts(manager, builder, identities)))
     state = compat.need(STATE)(
         **record.state, local_scope=dict(local), global_scope=names,
-        torch_function_mode_stack=_function_modes(), current_device=torch.utils._device.CURRENT_DEVICE,
-        _guards=compat.need("torch._guards.GuardsSet")(_ordered(record.guards)), skip_guards_check=True)
+        torch_function_mode_stack=list(compat.need(MODES)()),
+        current_device=compat.need(DEVICE).CURRENT_DEVICE,
+        _guards=compat.need("torch._guards.GuardsSet")(compat.need(ORDERED)(record.guards)), skip_guards_check=True)
     taken = [name for name in objects if name in names]
     if taken:
         raise NotRecorded(f"the name {taken[0]} is taken")
@@ -128,10 +132,6 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
             manager = make(code, compat.need(COMMON)(state), shape_code_parts=record.shapes,
                            runtime_global_scope=names)
         answer = manager.guard_manager.check_verbose(local)
-    except NotRecorded:
-        raise
-    except Exception as error:  # the border to torch: a source that leads nowhere in this process, a guard that fails
-        raise NotRecorded(f"a guard does not hold: {str(error).splitlines()[0] if str(error) else error!r}") from error
     finally:
         for name in objects:
             del names[name]
@@ -186,11 +186,6 @@ def answer_of(code: Any, names: dict[str, Any], guards: Any, transformed: Any, g
     number = compat.need("torch._guards.CompileId")(frame_id=0, frame_compile_id=0)
     return compat.need(f"{DYNAMO}types.wrap_guarded_code")(
         compat.need(f"{DYNAMO}types.GuardedCode")(transformed, guards, number, "AnyShape: from the cache"))
-
-
-def api_disable(function: Any) -> Any:
-    """`function`, which Dynamo does not look into."""
-    return torch._dynamo.disable(function)  # type: ignore[attr-defined, no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,20 +338,9 @@ def _texts(manager: Any, builder: Any, identities: Identities) -> tuple[str, ...
     return found
 
 
-def _function_modes() -> list[Any]:
-    return list(torch.overrides._get_current_function_mode_stack())
-
-
-def _ordered(guards: Sequence[Any]) -> Any:
-    from torch.utils._ordered_set import OrderedSet
-    return OrderedSet(guards)
-
-
 def _number_after(names: dict[str, Any]) -> None:
     """Has Dynamo number its next names behind those that were recorded."""
-    from torch._dynamo import bytecode_transformation
-    counter = getattr(bytecode_transformation, "_unique_id_counter", None)
+    counter = compat.need(NUMBERS)
     largest = max((int(found.group(1)) for name in names if (found := re.search(r"_(\d+)$", name))), default=-1)
-    if counter is not None:
-        while next(counter) <= largest:
-            pass
+    while next(counter) <= largest:
+        pass
