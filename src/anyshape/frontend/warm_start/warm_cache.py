@@ -170,7 +170,8 @@ def _versions() -> str:
 
 @functools.cache
 def _process_start() -> float:
-    """When this process began, in seconds of the files' clock: to a tick, in which no interpreter has read a file yet."""
+    """When this process began, in seconds of the files' clock; a tick later, for no interpreter has read a
+    file by then."""
     try:
         with open("/proc/self/stat", encoding="utf-8") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
