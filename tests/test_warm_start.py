@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import anyshape
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
+from anyshape.frontend.programs.eager_fallback import FallbackWarning
 from anyshape.frontend.warm_start.identity import Identities
 from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record
 
@@ -197,3 +198,47 @@ def test_a_second_process_does_not_trace_and_changed_source_is_seen(tmp_path: Pa
     assert run() == [1, 1, 0, 0]
     source.write_text(NETWORK.format(number=25))
     assert run() == [0, 1, 0, 0]
+
+
+class Trained(nn.Module):
+    """Two layers with a tied weight and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Layer(), Layer()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((self.second(torch.tanh(self.first(x))) - y) ** 2).mean()
+
+
+def steps(fast: nn.Module, module: nn.Module) -> None:
+    """Compares losses and gradients at several sizes."""
+    for rows in (3, 2, 6):
+        x, y = torch.randn(rows, 8, requires_grad=True), torch.randn(rows, 8)
+        losses = []
+        for one in (fast, module):
+            module.zero_grad()
+            loss = one(x, y)
+            loss.backward()
+            losses.append((loss.detach(), [weight.grad for weight in module.parameters()], x.grad))
+            x.grad = None
+        torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_a_second_compilation_takes_forward_and_backward(compiled: Callable[..., nn.Module]) -> None:
+    first, second = Trained(), Trained()
+    steps(compiled(first), first)
+    assert anyshape.stats()["warm_not_kept"] == 0
+    fast = compiled(second)
+    steps(fast, second)
+    stats = anyshape.stats()
+    assert (stats["warm_starts"], stats["graphs"] > 0, stats["warm_refusals"]) == (1, True, 0)
+    assert "taken from the cache" in str(fast.explain())
+    x, y = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    (gradient,) = torch.autograd.grad(fast(x, y), x, create_graph=True)  # from the graph in the record
+    (expected,) = torch.autograd.grad(second(x, y), x, create_graph=True)
+    with pytest.warns(FallbackWarning, match="differentiated again"):
+        (found,) = torch.autograd.grad(gradient.pow(2).sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.pow(2).sum(), x)[0])
+    with torch.no_grad():  # another program, by its guards
+        torch.testing.assert_close(fast(x, y), second(x, y))

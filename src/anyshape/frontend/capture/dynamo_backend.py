@@ -185,6 +185,9 @@ def _compile_backward(compilation: Compilation, number: int, pair: AutogradProgr
     if pair.backward is None:
         pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs,
                                       not pair.is_plain())
+        if pair.when_whole is not None:
+            pair.when_whole()
+            pair.when_whole = None
     return pair.backward
 
 

@@ -84,6 +84,7 @@ def view(explanation: Explanation) -> Any:
              f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),
             right=("graph", "uses")),
         _table("\nprograms in parts", ("program", "why"), ((one.name, one.reason) for one in explanation.cuts)),
+        _table("\ndisk cache", ("captured programs",), ((one,) for one in explanation.warm)),
         _table("\nwhat did not go the compiled road", ("what", "stage", "why"), (
             (one.name, one.stage, one.reason) for one in explanation.fallbacks)),
         _table("\ncalls that ran as PyTorch, all or a part of them", ("calls", "why"), (

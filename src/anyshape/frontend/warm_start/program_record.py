@@ -18,13 +18,16 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError
-from anyshape.compiler.compiled import PlannedGraph
-from anyshape.compiler.link import link_pair
+from anyshape.compiler.compiled import CompiledGraph, PlannedGraph
+from anyshape.compiler.link import link_backward, link_pair
+from anyshape.frontend.autograd.partition import Halves
+from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.capture.dynamo_backend import flat_program
 from anyshape.frontend.capture.small_size_guard import SizeQuestions, asking_program
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.compile_program import NativeProgram, native
-from anyshape.frontend.programs.session import Boxed, Compilation
+from anyshape.frontend.programs.double_backward import DoubleBackward
+from anyshape.frontend.programs.session import Boxed, Compilation, NotCovered
 from anyshape.torch_compat.dynamo.guard_record import CodeNames, GuardRecord, NotRecorded
 
 MOST_CONSTANTS = 1 << 20  # bytes of constants of a graph that are kept
@@ -42,6 +45,22 @@ class PlanRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRecord:
+    """The backward of a program, and what the function of autograd around both does.
+
+    Args:
+        backward: the compiled graph.
+        runtime: what AOTAutograd's wrapper would do.
+        inputs: how many flat inputs there are.
+        second: of second derivatives (DoubleBackward.state).
+    """
+    backward: PlanRecord
+    runtime: Any
+    inputs: int
+    second: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramRecord:
     """A captured program.
 
@@ -51,6 +70,7 @@ class ProgramRecord:
         names: what the code finds among its globals.
         plan: the compiled graph.
         hints: dims of outputs that are marked for later traces.
+        training: of a program whose gradients are taken; None of others.
         questions: about small sizes; None: it serves all.
         sizes: see Capture.
         fixed: see Compilation.
@@ -62,6 +82,7 @@ class ProgramRecord:
     names: CodeNames
     plan: PlanRecord
     hints: list[tuple[int, set[int]]]
+    training: TrainingRecord | None
     questions: SizeQuestions | None
     sizes: tuple[tuple[str, str, str], ...]
     fixed: dict[str, str]
@@ -70,31 +91,45 @@ class ProgramRecord:
 
 
 def record_of(program: Callable[..., Any], code: Any, names: CodeNames, guards: GuardRecord, files: dict[str, str],
-              compilation: Compilation) -> ProgramRecord:
-    """The record of a program that was just made. program: as `TracingMode` has it; code: Dynamo's.
+              number: int, compilation: Compilation) -> ProgramRecord:
+    """The record of a program that was just made. program: as `TracingMode` has it; code: Dynamo's; number:
+    of the captured graph.
 
     Raises:
         NotRecorded: it is not one compiled program, or has what only this process has.
     """
-    number = compilation.graphs - 1
     made = getattr(program, "made_of", None)
     if made is None:
         raise NotRecorded("its calls need PyTorch's wrapper")
     if str(number) in compilation.data_sizes:
         raise NotRecorded("sizes are found in the data")
-    boxed, hints = made
     try:
         text = marshal.dumps(code)
     except ValueError:
         raise NotRecorded("its code holds an object of the process that traced it") from None
-    return ProgramRecord(guards, text, names, _plan_record(boxed, compilation), hints,
+    training, hints = None, []
+    if isinstance(made, AutogradProgram):
+        training = _training_record(made, compilation)
+        plan = _plan_record(made.forward, compilation)
+    else:
+        plan, hints = _plan_record(made[0], compilation), made[1]
+    return ProgramRecord(guards, text, names, plan, hints, training,
                          getattr(program, "questions", None),
                          compilation.captures[number].sizes, dict(compilation.fixed),
                          compilation.attentions.get(number, ()), files)
 
 
-def _plan_record(boxed: Boxed, compilation: Compilation) -> PlanRecord:
-    own = native(boxed, compilation)
+def _training_record(pair: AutogradProgram, compilation: Compilation) -> TrainingRecord:
+    assert pair.backward is not None and pair.second is not None
+    try:
+        second = pair.second.state()
+    except Exception as error:  # the border to operators of users, which need not be written to a file
+        raise NotRecorded(f"its graph cannot be pickled: {error!s:.200}") from error
+    return TrainingRecord(_plan_record(pair.backward, compilation), pair.runtime, pair.count, second)
+
+
+def _plan_record(boxed: Boxed | None, compilation: Compilation) -> PlanRecord:
+    own = None if boxed is None else native(boxed, compilation)
     if own is None:
         raise NotRecorded("it is in several parts, or a part of it runs as PyTorch")
     compiled = own.compiled
@@ -120,13 +155,36 @@ def program_of(record: ProgramRecord, target: Any, compilation: Compilation) -> 
     compilation.fixed.update(record.fixed)
     compilation.attentions[number] = record.attentions
     name = f"{number}.{record.plan.name}"
-    planned = _planned(record.plan, target)
-    pair = link_pair(planned, None, compilation.config, compilation.names_of(name), compilation.held)
-    own = NativeProgram(name, pair.forward, record.plan.notes)
-    compilation.register(own)
-    boxed: Boxed = own if own.constants else own.executable
-    program = flat_program(boxed, record.hints)
+    names = compilation.names_of(name)
+    forward = link_pair(_planned(record.plan, target), None, compilation.config, names, compilation.held).forward
+    boxed = _registered(record.plan, name, forward, compilation)
+    if record.training is None:
+        program = flat_program(boxed, record.hints)
+    else:
+        backward = link_backward(_planned(record.training.backward, target), forward, compilation.config, names)
+        program = _trained(record.training, boxed, _registered(
+            record.training.backward, f"{number}.{record.training.backward.name}", backward, compilation), compilation)
     return program if record.questions is None else _asking(record.questions, program, compilation)
+
+
+def _registered(plan: PlanRecord, name: str, compiled: CompiledGraph, compilation: Compilation) -> Boxed:
+    own = NativeProgram(name, compiled, plan.notes)
+    compilation.register(own)
+    return own if own.constants else own.executable
+
+
+def _trained(training: TrainingRecord, forward: Boxed, backward: Boxed, compilation: Compilation) -> Callable[..., Any]:
+    """A forward and a backward as one function of autograd."""
+    pair = AutogradProgram(Halves(), compilation, training.inputs)
+    pair.forward, pair.backward, pair.runtime = forward, backward, training.runtime
+    second = pair.second = DoubleBackward.restored(training.second, compilation)
+
+    def elsewhere(*inputs: Any) -> Any:
+        if second.as_pytorch:
+            return second.plain(inputs)
+        raise NotCovered("a call in a transform, which the program of an earlier process does not serve")
+
+    return pair.joined(elsewhere)
 
 
 def _planned(plan: PlanRecord, target: Any) -> PlannedGraph:

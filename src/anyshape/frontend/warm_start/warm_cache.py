@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,17 @@ from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.base.version import __version__
+from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.programs.eager_fallback import Underway, counted
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.warm_start.identity import Identities
 from anyshape.frontend.warm_start.program_record import HOST, ProgramRecord, code_of, program_of, record_of, structure
 from anyshape.torch_compat.dynamo import guard_record
-from anyshape.torch_compat.dynamo.guard_record import CodeNames, NotRecorded
+from anyshape.torch_compat.dynamo.guard_record import CodeNames, GuardRecord, NotRecorded
 from anyshape.torch_compat.versions import api
 
 FORMAT = 1
+WHOLE = ("all sizes", "one graph")  # ways of tracing that another one serves after
 MOST_RECORDS = 4  # of one key, which are tried one after another
 # settings that programs do not depend on
 NOT_IN_KEY = ("cache", "warm_start", "cache_dir", "cache_limit", "background", "defer", "strict", "fullgraph")
@@ -51,6 +54,17 @@ def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], under
             or not guard_record.can_record():
         return None
     return WarmStart(compilation, cache, own, underway)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace gave beside its program: Dynamo's code, what that finds among its globals, the guards, and the
+    number of the captured graph."""
+
+    code: Any
+    names: CodeNames
+    guards: GuardRecord | NotRecorded
+    number: int
 
 
 class WarmStart:
@@ -122,21 +136,41 @@ class WarmStart:
                     return
                 number = self.used.get(key, 0) % MOST_RECORDS  # in place of one that did not fit, at last
                 self.used[key] = number + 1
+                made, self.made = self.made, None
+                pair = getattr(made, "made_of", None)
                 try:
                     code = answer.guarded_code.code
-                    names = guard_record.names_of(code, frame.f_globals, identities)
-                    self._keep(_numbered(key, number), code, names, found[-1], self.made)
+                    traced = Traced(code, guard_record.names_of(code, frame.f_globals, identities), found[-1],
+                                    self.compilation.graphs - 1)
+                    if isinstance(pair, AutogradProgram) and way in WHOLE:
+                        pair.when_whole = functools.partial(self._keep_or_say, _numbered(key, number), traced, made)
+                        if pair.backward is not None:
+                            pair.when_whole()
+                        return
+                    if isinstance(pair, AutogradProgram):
+                        raise NotRecorded("its gradients are taken, and it is not traced for all sizes")
                 except NotRecorded as why:
-                    counters.count("warm_not_kept")
-                    self.compilation.warm.append(f"the next process will trace it again: {why}")
-                finally:
-                    self.made = None
+                    self._say(why)
+                    return
+                self._keep_or_say(_numbered(key, number), traced, made)
             yield keep
 
-    def _keep(self, key: str, code: Any, names: CodeNames, guards: Any, program: Callable[..., Any]) -> None:
+    def _say(self, why: NotRecorded) -> None:
+        counters.count("warm_not_kept")
+        self.compilation.warm.append(f"the next process will trace it again: {why}")
+
+    def _keep_or_say(self, key: str, traced: Traced, program: Callable[..., Any]) -> None:
+        try:
+            self._keep(key, traced, program)
+        except NotRecorded as why:
+            self._say(why)
+
+    def _keep(self, key: str, traced: Traced, program: Callable[..., Any]) -> None:
+        guards = traced.guards
         if isinstance(guards, NotRecorded):
             raise guards
-        record = record_of(program, code, names, guards, _hashes(guards.files), self.compilation)
+        record = record_of(program, traced.code, traced.names, guards, _hashes(guards.files), traced.number,
+                           self.compilation)
         try:
             data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # the border to whatever object of a user a guard or plan may hold
