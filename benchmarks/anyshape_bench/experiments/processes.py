@@ -27,7 +27,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import anyshape
-from anyshape_bench.measure.memory_counter import build_counter, meter, settled
+from anyshape_bench.harness.runner import Runner
+from anyshape_bench.measure.memory_counter import meter, settled
 from anyshape_bench.models.bench_models import TrainStep
 from anyshape_bench.models.custom_model import load_by_name
 from anyshape_bench.models.suite import WARM_UP_CALLS, pick
@@ -36,6 +37,7 @@ TORCH = ("torch DDP, Inductor", "torch FSDP2", "torch FSDP2, Inductor")
 OURS: dict[str, dict[str, Any]] = {f"anyshape {name}": {"strategy": name} for name in ("ddp", "fsdp")}
 APART = "overlap_collectives"  # the pass without which messages are waited for where they are sent
 WAITING = {f"{name}, waiting": {**settings, "disable": APART} for name, settings in OURS.items()}
+MODULE = "anyshape_bench.experiments.processes"
 SECONDS = 1500  # a hang ends here
 LENGTH_STEPS = 1000
 Step = Callable[[Tensor], Tensor]
@@ -155,7 +157,6 @@ def measure_lengths(model: str, steps: int) -> dict[str, Any]:
 
 def rank(arguments: argparse.Namespace) -> None:
     """What a process that torchrun started does."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     dist.init_process_group("gloo")
     if arguments.measure == "lengths":
         found = measure_lengths(arguments.model, arguments.steps)
@@ -167,23 +168,23 @@ def rank(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def ranks(arguments: argparse.Namespace, measure: str, way: str, library: Path | None = None) -> list[dict[str, Any]]:
+def ranks(arguments: argparse.Namespace, measure: str, way: str) -> list[dict[str, Any]]:
     """What each rank found, in order; caches of compilers are new.
 
     Raises:
-        RuntimeError: a rank failed, or they took too long.
+        RuntimeError: a rank failed.
+        TimeoutExpired: they took too long.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     model = arguments.small if measure == "lengths" else arguments.model
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={arguments.world}",
-               f"--master_port={port}", "-m", "anyshape_bench.experiments.processes", "", "--measure", measure, "--way",
-               way, "--model", model, "--shapes", str(arguments.shapes), "--steps", str(arguments.steps)]
+               f"--master_port={port}", "-m", MODULE, "-", "--measure", measure, "--way", way, "--model", model,
+               "--shapes", str(arguments.shapes), "--steps", str(arguments.steps)]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "ANYSHAPE_CACHE_DIR": folder,
-                       "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // arguments.world)),
-                       **({"LD_PRELOAD": str(library)} if library else {})}
+        runner = Runner(Path(folder), Path(folder), SECONDS, threads_of(arguments.world), MODULE)
+        environment = runner.environment({"model": model, "backend": "processes", "mode": measure})
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(found) != arguments.world:
@@ -191,27 +192,30 @@ def ranks(arguments: argparse.Namespace, measure: str, way: str, library: Path |
     return sorted(found, key=lambda one: one["rank"])
 
 
+def threads_of(world: int) -> int:
+    """Threads of a rank."""
+    return max(1, (os.cpu_count() or 1) // world)
+
+
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """All ways to train, one after another; the file is written after each."""
     results: dict[str, Any] = {
         "world": arguments.world, "cores": os.cpu_count(), "model": arguments.model, "torch": torch.__version__,
-        "threads": max(1, (os.cpu_count() or 1) // arguments.world), "ways": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        library, note = build_counter(Path(folder))
-        results["counter"] = note or "heap"
-        for way in (*OURS, *WAITING, *TORCH):
-            times = [ranks(arguments, "times", way) for _ in range(arguments.rounds)]
-            row = min((one for one in times), key=lambda one: max(each["seconds"] for each in one))
-            results["ways"][way] = {
-                "tokens_a_second": round(row[0]["tokens"] / max(one["seconds"] for one in row), 1),
-                "waited": round(statistics.mean(one["waited"] for one in row) / row[0]["shapes"], 5),
-                "collectives": row[0]["collectives"], "tensors": row[0]["tensors"], "shapes": row[0]["shapes"],
-                "losses": row[0]["losses"]}
-            if way not in WAITING:
-                memory = ranks(arguments, "memory", way, library)
-                results["ways"][way] |= {"peak": max(one["peak"] for one in memory), "shape": memory[0]["shape"]}
-            print(way, {k: v for k, v in results["ways"][way].items() if k != "losses"}, flush=True)
-            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        "threads": threads_of(arguments.world), "ways": {}}
+    for way in (*OURS, *WAITING, *TORCH):
+        times = [ranks(arguments, "times", way) for _ in range(arguments.rounds)]
+        row = min(times, key=lambda one: max(each["seconds"] for each in one))
+        results["ways"][way] = {
+            "tokens_a_second": round(row[0]["tokens"] / max(one["seconds"] for one in row), 1),
+            "waited": round(statistics.mean(one["waited"] for one in row) / row[0]["shapes"], 5),
+            "collectives": row[0]["collectives"], "tensors": row[0]["tensors"], "shapes": row[0]["shapes"],
+            "losses": row[0]["losses"]}
+        if way not in WAITING:
+            memory = ranks(arguments, "memory", way)
+            results["ways"][way] |= {"peak": max(one["peak"] for one in memory), "shape": memory[0]["shape"],
+                                     "counted": memory[0]["method"]}
+        print(way, {key: value for key, value in results["ways"][way].items() if key != "losses"}, flush=True)
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     found = ranks(arguments, "lengths", "anyshape ddp")
     results["lengths"] = {key: max(one[key] for one in found) for key in ("steps", "shapes", "recompilations")}
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,6 +1,9 @@
 """Inference serving under load: requests of mixed lengths from 32 clients, ours and onnxruntime behind the same server.
 
-    python -m anyshape_bench.experiments.serving docs/results/benchmarks-serve/serve.json    (4 minutes)
+    python -m anyshape_bench.experiments.serving docs/results/benchmarks-serve/serve.json
+
+It takes some 5 minutes on two cores, and needs the extras `onnx`, `serve` and onnxruntime. `--write-document
+docs/deploy.md` puts the table there.
 
 Each round starts a fresh server process, warms it with every length once, and sends the same requests in the same
 order; backends take turns. onnxruntime runs in two ways, and its better one is compared: one thread a call and as many
@@ -34,6 +37,7 @@ INPUTS = 250  # different ones
 CORES = len(os.sched_getaffinity(0))
 WAYS = {"anyshape": (1, CORES), "onnxruntime": (1, CORES), "onnxruntime, one call": (CORES, 1)}  # threads, workers
 PORT = 3  # the part of the server's line, by colons, that begins with it
+BEGIN, END = "<!-- serve:begin -->", "<!-- serve:end -->"
 AIMS = {"p50": 0.8, "p99": 0.8, "per_second": 1.3}
 
 
@@ -167,6 +171,14 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said, ""])
 
 
+def write_document(path: Path, results: dict[str, Any]) -> None:
+    """Puts the table between the marks of a document."""
+    head, _, rest = path.read_text().partition(BEGIN)
+    _, mark, tail = rest.partition(END)
+    assert mark, f"{path} has no marks {BEGIN} and {END}"
+    path.write_text(f"{head}{BEGIN}\n\n{table(results)}\n{END}{tail}")
+
+
 def main() -> None:
     """The whole experiment, or one server of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -174,9 +186,16 @@ def main() -> None:
     parser.add_argument("--server", default="", help=argparse.SUPPRESS)
     parser.add_argument("--requests", type=int, default=REQUESTS, help="a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="(default: %(default)s)")
+    parser.add_argument("--write-document", type=Path, default=None, metavar="FILE",
+                        help="put the table into FILE, between the marks serve:begin and serve:end")
+    parser.add_argument("--show", action="store_true", help="run nothing: read `out`, which is there")
     given = parser.parse_args()
     if given.server:
         return server(given.out, given.server)
+    if given.show:
+        results = json.loads(given.out.read_text())
+        print(table(results))
+        return None if given.write_document is None else write_document(given.write_document, results)
     loads: dict[str, list[Load]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="anyshape-serving-") as name:
         folder = Path(name)
@@ -190,6 +209,8 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
+    if given.write_document is not None:
+        write_document(given.write_document, results)
     return None
 
 

@@ -5,9 +5,9 @@
         y = extern(m | target="anyshape_collective.wait.default", template=..., effect=2)
 
 Calls with effects are never merged, dropped or reordered, so all ranks send the same messages in the same order; those
-that were there before are counted anew with them. What a launch gives is the message: all that it sends and receives, in
-one tensor, whose size is a formula. So what plans know of memory, they know of messages; the plan's scheduler moves the
-two apart (plan/schedule/overlap.py).
+that were there before are counted anew with them. What a launch gives is the message: all that it sends and receives,
+in one tensor, whose size is a formula. So what plans know of memory, they know of messages; the plan's scheduler moves
+the two apart (plan/schedule/overlap.py).
 """
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from anyshape.dist.mesh import Mesh
 from anyshape.ir.asynchronous import START, WAIT
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.types import TensorType
-from anyshape.ops.collective import COLLECTIVES, Parts, parts_of
+from anyshape.ops.collective import COLLECTIVES, RINGS, Parts, parts_of
 from anyshape.sym.expr import Size, ceildiv, product
+
+RING = "anyshape_collective.ring.default"
 
 
 def lowered(graph: Graph, mesh: Mesh) -> Graph:
@@ -27,7 +29,10 @@ def lowered(graph: Graph, mesh: Mesh) -> Graph:
     effects = 0
     taken = {value.name for value in (*graph.inputs, *(one for node in graph.nodes for one in node.outputs))}
     for node in graph.nodes:
-        if node.op in COLLECTIVES:
+        if node.op in RINGS:  # its messages are under way while it computes
+            effects += 1
+            nodes.append(_ring(node, mesh, effects))
+        elif node.op in COLLECTIVES:
             nodes += _calls(node, mesh, effects, _new_name(f"{node.outputs[0].name}_message", taken))
             effects += 2
         elif has_effect(node):
@@ -106,3 +111,15 @@ def _calls(node: Node, mesh: Mesh, effects: int, name: str) -> tuple[Node, Node]
     return (call(START, node.inputs, tensors, (("str", combine), numbers), outputs=(message,), effect=effects + 1),
             call(WAIT, (message,), ("operand", 0), (None, numbers), (None, shapes), outputs=node.outputs,
                  effect=effects + 2))
+
+
+def _ring(node: Node, mesh: Mesh, effect: int) -> Node:
+    """Ring attention is one call."""
+    axis, causal, scale = node.attr("axis"), node.attr("causal"), node.attr("scale")
+    given = _Arguments(node.inputs)
+    numbers = given.sizes(size for one in parts_of(node) for size in one.attr())
+    tensors: Attr = ("list", *(("operand", place) for place in range(len(node.inputs))))
+    template: Attr = (("args", tensors, ("str", node.op), ("str", str(mesh)), ("str", axis), ("bool", causal),
+                       ("none",) if scale is None else ("float", scale), numbers), ("kwargs",))
+    return Node("extern", tuple(given.operands), (("target", RING), ("template", template), ("effect", effect)),
+                node.outputs, node.where)

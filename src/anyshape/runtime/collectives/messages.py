@@ -35,6 +35,10 @@ class Line:
     ranks: int
     rank: int
 
+    def peer(self, step: int) -> int:
+        """The process that is so many places on along the axis, which is a ring, by its number among all."""
+        return dist.get_global_rank(self.group, (self.rank + step) % self.ranks)
+
 
 def begin(line: Line, op: str, pieces: Sequence[Tensor], combine: str, parts: Sequence[Numbers]) -> tuple[Tensor, Any]:
     """Sends a collective of `pieces`: the message, of one dim, and the work to wait for before `finish`; None where

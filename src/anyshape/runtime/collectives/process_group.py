@@ -80,7 +80,8 @@ class _UnderWay:
 UNDER_WAY: dict[int, _UnderWay] = {}  # by address of the message: no other is there until it was waited for
 
 
-def _line(mesh: ProcessMesh, axis: str) -> Line:
+def line_of(mesh: ProcessMesh, axis: str) -> Line:
+    """The processes along an axis."""
     return Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
 
 
@@ -92,7 +93,7 @@ def start(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str,
         numbers: five for each operand, and for `into`.
     """
     counters.count("collectives")
-    message, work = begin(_line(MESHES[mesh], axis), op, pieces, combine, _entries(numbers))
+    message, work = begin(line_of(MESHES[mesh], axis), op, pieces, combine, _entries(numbers))
     if work is not None:
         UNDER_WAY[message.data_ptr()] = _UnderWay(work, threading.get_ident())
     return message
@@ -109,7 +110,7 @@ def wait(message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int],
     Raises:
         VerifyError: it was not launched, or was waited for before.
     """
-    line = _line(MESHES[mesh], axis)
+    line = line_of(MESHES[mesh], axis)
     if line.ranks > 1 and message.numel():
         found = UNDER_WAY.pop(message.data_ptr(), None)
         if found is None:
@@ -148,7 +149,7 @@ def _shapes(numbers: Sequence[int]) -> list[tuple[int, ...]]:
 def gathered(mesh: ProcessMesh, own: Tensor, cuts: Sequence[tuple[str, Numbers]]) -> Tensor:
     """The whole of which this process has `own`. cuts: (axis, how it was dealt out) each, in that order."""
     for axis, numbers in reversed(cuts):
-        line, (dim, outer, n, inner, _) = _line(mesh, axis), numbers
+        line, (dim, outer, n, inner, _) = line_of(mesh, axis), numbers
         message, work = begin(line, "all_gather", [own.contiguous()], "add", [numbers])
         if work is not None:
             work.wait()
