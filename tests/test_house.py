@@ -31,7 +31,8 @@ runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect 
 compiler  artifact
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
-frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend
+frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend/warm_start
+frontend
 .  tools  tools/demo  tools/serve
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}

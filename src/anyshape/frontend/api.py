@@ -40,6 +40,7 @@ from anyshape.frontend.messages.argument_errors import refusal
 from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.eager_fallback import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.programs.session import LIVE, Compilation, NotCovered
+from anyshape.frontend.warm_start.warm_cache import warm_start_of
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
 from anyshape.torch_compat.dynamo import eager_frames, internals
 from anyshape.torch_compat.dynamo.copied_target import CopiedTarget
@@ -93,6 +94,7 @@ class TracingMode:
         self.opened = 0
         self.underway = underway = Underway()
         tracing: Tracing
+        warm = warm_start_of(compilation, own, underway)
 
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -103,6 +105,8 @@ class TracingMode:
                 program = checked_program(gm, program, compilation)
             elif part is not None:
                 program = part.program(program)
+            if warm is not None and part is None:
+                warm.made = program
             program = counted(program, underway, tracing.piece())
             own.append(program)
             return program
@@ -110,7 +114,7 @@ class TracingMode:
         def around(inner: api.FrameCallback) -> api.FrameCallback:
             nonlocal tracing
             beside = Beside(target) if compilation.config.beside else None
-            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
+            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway, warm)
             callback = internals.Callback(tracing)
             weakref.finalize(self, internals.forget, callback, tracing.codes, backend).atexit = False
             return callback

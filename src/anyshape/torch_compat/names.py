@@ -26,6 +26,7 @@ WRAPPED = "calls go through torch's own wrappers, which takes longer"
 KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
 SHARED = "what is compiled of one function, or of objects of one class, may leave each other to PyTorch"
+COLD = "each process traces its programs anew"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
 FAKE = "torch._subclasses.fake_tensor."
@@ -183,6 +184,7 @@ CALLS = {
                                                                 ONE_SIZE),
     f"{DYNAMO}eval_frame.always_optimize_code_objects": Name("a code object for each compiled object", SHARED),
     "torch.nn.Module._call_impl": Name("a code object for each compiled module", SHARED),
+    f"{DYNAMO}trace_rules.check": Name("spares frames that are not traced the settings of a trace", SLOW_TRACE),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
@@ -227,4 +229,13 @@ TRAIN_STEP = {path: Name("a whole train step as one program", APART) for path in
     "torch.optim.optimizer._global_optimizer_pre_hooks", "torch.optim.optimizer._global_optimizer_post_hooks",
     "torch.Tensor._backward_hooks", "torch.Tensor._post_accumulate_grad_hooks")}
 
-NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP}
+WARM_START = {path: Name("programs that a second process takes from the cache", COLD) for path in (
+    f"{DYNAMO}convert_frame", f"{DYNAMO}convert_frame.orig_code_map", f"{DYNAMO}convert_frame.output_codes",
+    f"{DYNAMO}guards.CheckFunctionManager", f"{DYNAMO}guards.CheckFunctionManager.build_guards",
+    f"{DYNAMO}guards.CheckFunctionManager.compile_check_fn", f"{DYNAMO}guards.CheckFunctionManager.id_ref",
+    f"{DYNAMO}output_graph.OutputGraphCommon", f"{DYNAMO}output_graph.OutputGraphGuardsState",
+    f"{DYNAMO}types.GuardedCode", f"{DYNAMO}types.wrap_guarded_code", f"{DYNAMO}utils.CleanupHook",
+    f"{DYNAMO}bytecode_transformation._unique_id_counter", "torch._guards.GuardsSet", "torch._guards.CompileId",
+    "torch.overrides._get_current_function_mode_stack", "torch.utils._device", "torch.utils._ordered_set.OrderedSet")}
+
+NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}

@@ -55,6 +55,7 @@ class AutogradProgram:
         self.second: DoubleBackward | None = None
         self.without: dict[tuple[int, ...], NoGradProgram] = {}
         self.lock = threading.Lock()
+        self.when_whole: Callable[[], None] | None = None  # called once there is a backward
 
     def flat(self, wrapped: Callable[..., Any]) -> Callable[..., Any] | None:
         """The pair over flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
@@ -65,6 +66,13 @@ class AutogradProgram:
             return None
         if self.runtime.views and not is_there(aten._unsafe_view.default):
             return None
+        return self.joined(wrapped)
+
+    def joined(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+        """The pair over flat inputs, of which `flat` has found that it may be called so, or did in an earlier process.
+        """
+        second = self.second
+        assert self.forward is not None and self.runtime is not None and second is not None
         apply = internals.plain_apply(_function(self, self.forward, self.runtime, second))
         hint, hints = internals.hint_dynamic, self.runtime.hints
         usual = internals.plain_training
@@ -80,7 +88,7 @@ class AutogradProgram:
         def run(*inputs: Any) -> Any:
             return boxed(inputs)
 
-        run.boxed = boxed  # type: ignore[attr-defined]
+        run.boxed, run.made_of = boxed, self  # type: ignore[attr-defined]
         return run
 
     def lacking(self, absent: tuple[int, ...]) -> NoGradProgram:

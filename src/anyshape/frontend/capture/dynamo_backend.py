@@ -160,13 +160,14 @@ class _Inference:
 
 
 def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[..., Any]:
-    """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does."""
+    """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does;
+    `made_of` says of what it is made."""
     boxed = internals.marking_dynamic(program, hints) if hints else program
 
     def run(*inputs: Any) -> list[Any]:
         return boxed(list(inputs))
 
-    run.boxed = boxed  # type: ignore[attr-defined]
+    run.boxed, run.made_of = boxed, (program, hints)  # type: ignore[attr-defined]
     return run
 
 
@@ -185,6 +186,9 @@ def _compile_backward(compilation: Compilation, number: int, pair: AutogradProgr
     if pair.backward is None:
         pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs,
                                       not pair.is_plain())
+        if pair.when_whole is not None:
+            pair.when_whole()
+            pair.when_whole = None
     return pair.backward
 
 

@@ -2,11 +2,12 @@
 beside the caller."""
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,16 @@ class RecompileReason:
     uncovered: bool
 
 
+class WarmStart(Protocol):
+    """Programs in the disk cache: frontend/warm_start/warm_cache.py."""
+
+    made: Callable[..., Any] | None
+
+    def answer(self, frame: Any, way: str) -> Any: ...
+
+    def recording(self, frame: Any, way: str) -> Any: ...
+
+
 class Tracing:
     """What runs on a cache miss of Dynamo.
 
@@ -72,10 +83,11 @@ class Tracing:
         program for all sizes.
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
+    warm: takes programs from the disk cache, and puts them there.
     """
 
     def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
-                 deferral: Deferral, beside: Beside | None, underway: Underway) -> None:
+                 deferral: Deferral, beside: Beside | None, underway: Underway, warm: WarmStart | None = None) -> None:
         self.compilation = compilation
         self.inner = inner
         self.oblivious = oblivious
@@ -90,6 +102,7 @@ class Tracing:
         self.general = False
         self.codes: list[Any] = []
         self.underway = underway
+        self.warm = warm
         self.pieces: dict[Any, str] = {}
         self.skipped: dict[Any, str] = {}
         self.left: dict[Any, Any] = {}
@@ -118,8 +131,7 @@ class Tracing:
         if code in self.left:
             return self.left[code]
         piece = self._place(code, call)
-        tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
-                   if isinstance(value, Tensor)]
+        tensors = [one for one in pytree.tree_leaves(list(frame.f_locals.values())) if isinstance(one, Tensor)]
         if any(value.is_nested for value in tensors):
             return self._nested(code, call)
         if self.oblivious:
@@ -148,7 +160,11 @@ class Tracing:
             return answer or self._trace((kept, *others), told)
 
         try:
-            answer = trace(frame) if self.beside is None else self.beside.answer(frame, trace)
+            if eager_frames.is_never_traced(code):
+                answer = self.inner(frame, *others)
+            else:
+                answer = self._from_cache(frame, told) or (
+                    trace(frame) if self.beside is None else self.beside.answer(frame, trace))
         except Exception as error:  # the border to torch's tracer
             return self._refused(code, error, call)
         if answer is None:
@@ -160,6 +176,15 @@ class Tracing:
             call.frames += 1
             self._skips(code, call)
         return self._kept(code, answer)
+
+    def _from_cache(self, frame: Any, told: RecompileReason) -> Any:
+        """Dynamo's answer with a program of an earlier process; None where there is none that fits."""
+        if self.warm is None or told.piece or self.broken:
+            return None
+        config = self.compilation.config
+        with context_underway(config), settings.guard_settings():
+            self.compilation.tracing = told.where, told.reason, told.way
+            return self.warm.answer(frame, told.way)
 
     def _kept(self, code: Any, answer: Any) -> Any:
         """Dynamo's answer for a frame. That there is no program of it holds for what is compiled here, no others."""
@@ -284,7 +309,7 @@ class Tracing:
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
                                                   told.changing), \
-                settings.nothing_left_behind(arguments[0].f_globals):
+                settings.nothing_left_behind(arguments[0].f_globals), self._recorded(arguments[0], told) as keep:
             self.compilation.tracing = told.where, told.reason, told.way
             self._piece, self._breaks = told.piece, len(eager_frames.graph_breaks())
             self.all_sizes, self._frame, self._part = all_sizes, arguments[0], None
@@ -294,11 +319,19 @@ class Tracing:
                     internals.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
             finally:
                 self.all_sizes, self._frame, self._part = self.oblivious, None, None
+            if api.made_program(answer):
+                keep(answer, not self.piece())
             if api.made_program(answer) and eager_frames.has_no_graph(answer) and not self.piece():
                 self.empty = True
         age_trace_garbage()
         self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)
         return answer
+
+    def _recorded(self, frame: Any, told: RecompileReason) -> Any:
+        """A context in which a trace is recorded for the disk cache."""
+        if self.warm is None or told.piece or told.way == "parts":
+            return contextlib.nullcontext(lambda _answer, _whole: None)
+        return self.warm.recording(frame, told.way)
 
     def _changing(self, frame: Any) -> frozenset[str]:
         """The places of buffers whose sizes change from trace to trace, as those of a cache that grows."""

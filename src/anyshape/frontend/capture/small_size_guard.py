@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
@@ -46,36 +47,65 @@ COMBINED = 3  # sizes up to which that is done for all combinations
 JUDGED = 2 ** COMBINED - 1  # patterns that are judged so at most: each runs the graph on shapes
 
 
+@dataclass(frozen=True, slots=True)
+class SizeQuestions:
+    """What a program for all sizes asks of each call.
+
+    Args:
+        inputs: how many the program has: i0, i1, ...
+        when: Python over them: whether there is a small size.
+        pattern: Python over them: which ones, as a tuple.
+        covered: pattern -> whether the program serves it, as far as it is known.
+    """
+    inputs: int
+    when: str
+    pattern: str
+    covered: dict[tuple[int, ...], bool]
+
+
 def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
     """`program`, which refuses a call (NotCovered) whose sizes 0 and 1 would make eager PyTorch take another path."""
     coverage = Coverage(gm, compilation)
-    names = [f"i{index}" for index in range(coverage.inputs)]
-    asked = coverage.questions(names)
+    asked = coverage.questions([f"i{index}" for index in range(coverage.inputs)])
     if asked is None:
         return program
-    when, pattern = asked
+    return asking_program(SizeQuestions(coverage.inputs, *asked, coverage.covered), program, coverage.serves,
+                          coverage.close)
+
+
+def asking_program(questions: SizeQuestions, program: Callable[..., Any],
+                   serves: Callable[[tuple[int, ...], tuple[Any, ...]], bool],
+                   close: Callable[[tuple[int, ...], InputError], None]) -> Callable[..., Any]:
+    """`program`, which refuses calls (NotCovered) by these questions.
+
+    Args:
+        serves: judges a pattern that is not known yet, with the inputs that have it.
+        close: is told of a pattern with which the program refuses its inputs.
+    """
+    names = [f"i{index}" for index in range(questions.inputs)]
 
     def judge(pattern: tuple[int, ...], inputs: tuple[Any, ...]) -> None:
-        if not coverage.serves(pattern, inputs):
+        if not serves(pattern, inputs):
             raise NotCovered("sizes 0 or 1 need another program")
 
     def refuse(pattern: tuple[int, ...], error: InputError) -> None:
-        coverage.close(pattern, error)
+        close(pattern, error)
         raise NotCovered("sizes need another program") from error
 
     # generated, because this runs at every call: one comparison for each size, nothing else
     boxed = getattr(program, "boxed", None)  # the same over a list
-    program, run = (program, "program({})") if boxed is None else (boxed, "program([{}])")
+    called, run = (program, "program({})") if boxed is None else (boxed, "program([{}])")
     given = ", ".join(names)
-    lines = [f"def run({given}):", f"    if {when}:",
-             f"        pattern = {pattern}", "        if not covered.get(pattern):",
+    lines = [f"def run({given}):", f"    if {questions.when}:",
+             f"        pattern = {questions.pattern}", "        if not covered.get(pattern):",
              f"            judge(pattern, ({given},))",
              "        try:", f"            return {run.format(given)}",
              "        except InputError as error:", "            refuse(pattern, error)",
              f"    return {run.format(given)}"]
-    space: dict[str, Any] = {"covered": coverage.covered, "judge": judge, "program": program, "refuse": refuse,
+    space: dict[str, Any] = {"covered": questions.covered, "judge": judge, "program": called, "refuse": refuse,
                              "order": _order, "InputError": InputError}
     exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
+    space["run"].questions, space["run"].made_of = questions, getattr(program, "made_of", None)
     return space["run"]  # type: ignore[no-any-return]
 
 

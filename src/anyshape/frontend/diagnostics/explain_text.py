@@ -23,6 +23,7 @@ class Explanation:
 
     eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
     cuts: where programs are in parts because a router sends their rows to branches, which is no fall back.
+    warm: what came from the disk cache in place of a trace, and why other programs did not.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Explanation:
     eager: tuple[tuple[str, int], ...] = ()
     routers: tuple[RouterNote, ...] = ()
     cuts: tuple[Fallback, ...] = ()
+    warm: tuple[str, ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""
@@ -82,6 +84,7 @@ def view(explanation: Explanation) -> Any:
              f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),
             right=("graph", "uses")),
         _table("\nprograms in parts", ("program", "why"), ((one.name, one.reason) for one in explanation.cuts)),
+        _table("\ndisk cache", ("captured programs",), ((one,) for one in explanation.warm)),
         _table("\nwhat did not go the compiled road", ("what", "stage", "why"), (
             (one.name, one.stage, one.reason) for one in explanation.fallbacks)),
         _table("\ncalls that ran as PyTorch, all or a part of them", ("calls", "why"), (

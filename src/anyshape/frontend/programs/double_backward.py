@@ -9,6 +9,8 @@ differentiated: until then a call keeps references to its inputs, which an ordin
 from __future__ import annotations
 
 import contextlib
+import functools
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,6 +29,7 @@ from anyshape.torch_compat.versions.side_effects import has_effect
 REASON = "a gradient is differentiated again (create_graph=True), which PyTorch does, from the call's inputs on"
 DO = "take the first derivative inside of the compiled function (torch.autograd.grad), which compiles both"
 OLD = "its results depend on the old value of a tensor that it changes, which is too large to be copied at each call"
+STATE = ("casts", "written", "old", "draws", "reason", "keeps", "checked")  # that another process may have
 MOST_COPIED = 1 << 16  # bytes of old values, in each call
 NODE = "CompiledFunctionBackward"
 
@@ -65,7 +68,8 @@ class DoubleBackward:
 
     def __init__(self, gm: GraphModule, halves: Halves, as_given: bool, compilation: Compilation) -> None:
         self.compilation = compilation
-        self.graph, self.held = _bare(gm)
+        graph, held = _bare(gm)
+        self.make: Callable[[], GraphModule] = functools.partial(GraphModule, held, graph)
         self.module: GraphModule | None = None
         self.casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
         self.limited = compilation.config.limited
@@ -86,6 +90,20 @@ class DoubleBackward:
         self.keeps = not (self.reason or compilation.config.strict)
         self.checked = tuple(index for index, node in enumerate(gm.graph.find_nodes(op="placeholder"))
                              if isinstance(node.meta.get("example_value"), torch.Tensor) and index not in self.written)
+
+    def state(self) -> dict[str, Any]:
+        """What another process makes the same of (`restored`); it can be pickled where the graph can."""
+        return {"module": pickle.dumps(self.make()), **{name: getattr(self, name) for name in STATE}}
+
+    @staticmethod
+    def restored(state: dict[str, Any], compilation: Compilation) -> DoubleBackward:
+        """What a `state` says. The graph is only read from it where it runs."""
+        found = DoubleBackward.__new__(DoubleBackward)
+        found.compilation, found.limited, found.as_pytorch = compilation, compilation.config.limited, False
+        found.make, found.module = functools.partial(pickle.loads, state["module"]), None
+        for name in STATE:
+            setattr(found, name, state[name])
+        return found
 
     def keep(self, inputs: tuple[Any, ...]) -> Kept:
         """What a call of these inputs keeps; asked before it runs."""
@@ -150,7 +168,7 @@ class DoubleBackward:
     def run(self, inputs: Sequence[Any]) -> Any:
         """The graph as PyTorch."""
         if self.module is None:
-            self.module = GraphModule(self.held, self.graph)
+            self.module = self.make()
         return self.module(*inputs)
 
     def plain(self, inputs: Sequence[Any]) -> Any:

@@ -67,6 +67,12 @@ def _suspended_words(target: Any) -> tuple[str, str]:
 ASKS_DATA = re.compile(r"Could not guard on data-dependent expression (.+?) \(unhinted")
 
 
+def is_never_traced(code: Any) -> bool:
+    """Whether Dynamo looks at the file of a code object and leaves it alone, as it does with torch's own."""
+    check = compat.get("torch._dynamo.trace_rules.check")
+    return check is not None and bool(check(code))
+
+
 def is_resumed(code: Any) -> bool:
     """Whether a code object is what Dynamo made for the part after a graph break."""
     return str(code.co_name).startswith(RESUMED)

@@ -95,6 +95,15 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
 
 
 @contextlib.contextmanager
+def guard_settings() -> Iterator[None]:
+    """While guards are made again: Dynamo's settings of a trace, and nothing that a trace needs beside them."""
+    config = compat.need("torch._dynamo.config")
+    with compat.compile_lock(), config.patch({name: value for name, value in DYNAMO_SETTINGS.items()
+                                              if hasattr(config, name)}):
+        yield
+
+
+@contextlib.contextmanager
 def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
     """After a trace of a frame with the globals `names`, nothing of it is kept that nobody asks for: torch's memory of
     what it knew about sizes, which holds every trace of the process, and names among the globals that belong to
