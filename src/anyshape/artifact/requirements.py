@@ -6,7 +6,7 @@ from anyshape.plan.ir.program import ExternStep, LibraryStep, Plan
 
 FORMAT, VERSION = "anyshape", 1
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
-NATIVE = ("matmul", "matmul_add", "attention")
+NATIVE = ("matmul", "matmul_add", "attention", "recurrence")
 
 
 def check(plan: Plan, name: str) -> None:
