@@ -117,3 +117,74 @@ with anyshape.load({str(file)!r}, trust_native=True) as run:
     for a, b in zip(found, wanted):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     assert not found[3].any() and found[4].shape == (1, 2, 1, 21)
+
+
+LAYERS = ((torch.nn.LSTM, {}), (torch.nn.GRU, {}), (torch.nn.RNN, {}), (torch.nn.RNN, {"nonlinearity": "relu"}),
+          (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True, "batch_first": True}),
+          (torch.nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False, "batch_first": True}))
+
+
+def results(found: Any) -> list[torch.Tensor]:
+    y, last = found
+    return [y, *(last if isinstance(last, tuple) else (last,))]
+
+
+@pytest.mark.parametrize("kind, settings", LAYERS)
+def test_modules_are_one_program_for_all_lengths(kind, settings):
+    module = kind(6, 21, **settings)
+    fast = anyshape.compile(module, strict=True)
+    anyshape.reset_stats()
+    with torch.no_grad():
+        for time, batch in ((5, 3), (7, 2), (1, 4), (6, 1), (1, 1)):
+            x = torch.randn(time, batch, 6)
+            torch.testing.assert_close(results(fast(x)), results(module(x)), rtol=1e-5, atol=1e-5)
+    stats = anyshape.stats()
+    assert (stats["programs"], stats["eager_calls"]) == (1, 0)
+    assert "anyshape_recurrent" not in str(fast.explain())
+
+
+@pytest.mark.parametrize("kind, settings", LAYERS[1:5:2] + LAYERS[4:5])
+def test_modules_train_in_one_program_for_all_lengths(kind, settings):
+    module = kind(6, 11, **settings)
+    fast = anyshape.compile(module, strict=True)
+    anyshape.reset_stats()
+
+    def gradients(run: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        y, *last = results(run(x))
+        weights = torch.arange(float(y.numel())).reshape(y.shape).sin()
+        loss = (y * weights).sum() + sum((one * one).sum() for one in last)
+        return list(torch.autograd.grad(loss, [x, *module.parameters()]))
+
+    for time, batch in ((5, 3), (7, 2), (1, 4)):
+        x = torch.randn(time, batch, 6, requires_grad=True)
+        torch.testing.assert_close(gradients(fast, x), gradients(module, x), rtol=1e-5, atol=1e-5)
+    stats = anyshape.stats()
+    assert (stats["programs"], stats["eager_calls"]) == (2, 0)
+
+
+def test_dropout_between_layers_draws_as_eager_pytorch_does():
+    module = torch.nn.LSTM(6, 9, num_layers=3, dropout=0.4)
+    fast = anyshape.compile(module, strict=True)
+    for time in (5, 8):
+        found = []
+        for run in (fast, module):
+            torch.manual_seed(3)
+            found.append(run(torch.ones(time, 2, 6))[0])
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.full
+def test_other_dtypes_and_first_states():
+    module = torch.nn.LSTM(6, 9).double()
+    fast = anyshape.compile(module, strict=True)
+    for time in (5, 8):
+        x, h, c = (torch.randn(*shape, dtype=torch.float64) for shape in ((time, 2, 6), (1, 2, 9), (1, 2, 9)))
+        with torch.no_grad():
+            torch.testing.assert_close(results(fast(x, (h, c))), results(module(x, (h, c))))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_export_is_of_one_length():
+    free = torch.export.Dim.DYNAMIC
+    with pytest.raises(torch._dynamo.exc.UserError, match="specialized"):
+        torch.export.export(torch.nn.LSTM(4, 5), (torch.randn(7, 3, 4),), dynamic_shapes=({0: free, 1: free},))

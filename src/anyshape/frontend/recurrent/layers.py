@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anyshape.frontend.aten.table import Mismatch, Translator
+from anyshape.frontend.aten.table import Decline, Mismatch, Translator, translates
+from anyshape.frontend.recurrent import operators
 from anyshape.ir.graph import Value
-from anyshape.ops.recurrence import BLOCK, blocks
+from anyshape.ops.recurrence import BLOCK, CELLS, blocks
 from anyshape.sym.expr import product
 
 
@@ -51,3 +52,26 @@ def one_direction(t: Translator, cell: str, x: Value, weight: Value, bias: Value
         if state.tensor.shape[0] != gates.tensor.shape[1]:
             raise Mismatch(state.tensor.shape[0], gates.tensor.shape[1])
     return t.builder.multi("recurrence", gates, recurrent, recurrent_bias, *states, cell=cell, reverse=reverse)
+
+
+@translates(operators.LSTM)
+def lstm(t: Translator, x: Value, h: Value, c: Value, w: Value, r: Value, b: Value, rb: Value,
+         reverse: bool) -> tuple[Value, ...]:
+    return _of_torch(t, "lstm", x, [h, c], w, r, b, rb, reverse)
+
+
+@translates(operators.CELL)
+def cell(t: Translator, x: Value, h: Value, w: Value, r: Value, b: Value, rb: Value, reverse: bool,
+         cell: str) -> tuple[Value, ...]:
+    return _of_torch(t, cell, x, [h], w, r, b, rb, reverse)
+
+
+def _of_torch(t: Translator, cell: str, x: Value, states: Sequence[Value], w: Value, r: Value, b: Value, rb: Value,
+              reverse: bool) -> tuple[Value, ...]:
+    hidden = states[0].tensor.shape[1]
+    if t.target.device != "cpu" or any(one.tensor.dtype != "f32" for one in (x, *states, w, r, b, rb)):
+        raise Decline("the routine for a recurrence is of f32, on the CPU")
+    if not isinstance(hidden, int) or hidden < 1 or r.tensor.shape != (CELLS[cell] * hidden, hidden):
+        raise Decline("a number of units that is not fixed")
+    return one_direction(t, cell, x, w, b, packed(t, r, CELLS[cell]), packed(t, rb, CELLS[cell]), states,
+                         reverse=reverse)
