@@ -28,12 +28,12 @@ import torch
 
 import anyshape
 from anyshape.backend import targets
-from anyshape.backend.cpu.bytecode.format import END
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.native.compiler import translate
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.backend.triton import launch_loop as loop
 from anyshape.backend.triton.driver.functions import SIGNATURES
+from anyshape.backend.triton.runner import launches
 from anyshape.base.config import Config
 from anyshape.tools.demo.model import DemoConfig, DemoLlama
 from anyshape.torch_compat.versions import api
@@ -177,8 +177,7 @@ def measure_launch(bench: Bench) -> None:
         bench.synchronize()
         program = fast.programs[0].executable
         record = next(iter(program.specializations.values()))
-        runner, launches = program.runner, sum(
-            1 for _ in _launches(record.payload.words))
+        runner, number = program.runner, sum(1 for _ in launches(record.payload.words))
         own = bench.seconds(lambda fast=fast: fast(x))
         with _without_driver(target, program, loaded.address):
             frame = runner.frame(record.payload, [1 << 12] * _brought(runner), 1 << 12, 1 << 12, 0, 1)
@@ -193,7 +192,7 @@ def measure_launch(bench: Bench) -> None:
                 begin = time.perf_counter_ns()
                 fast(x)
                 calls.append(time.perf_counter_ns() - begin)
-        found[launches] = statistics.median(times), statistics.median(calls) / 1e3, own * 1e6
+        found[number] = statistics.median(times), statistics.median(calls) / 1e3, own * 1e6
     (few, first), (many, last) = sorted(found.items())
     bench.row("launch", "launch loop", ns_a_launch=round((last[0] - first[0]) / (many - few), 2),
               us_a_call=round(first[1], 1), launches=many, us_with_driver=round(last[2], 1))
@@ -216,15 +215,6 @@ def _without_driver(target: Any, program: Any, addresses: dict[str, int]) -> Ite
         target.loop.functions[:] = words
         driver._functions.update(functions)
         program.allocate, program.streams.current = allocate, current
-
-
-def _launches(words: Any) -> Iterator[int]:
-    """The launches of a program."""
-    at = words[loop.Program.index("first")]
-    while words[at] != END:
-        if words[at] == loop.LAUNCH:
-            yield at
-        at += words[at + 1]
 
 
 def _brought(runner: Any) -> int:

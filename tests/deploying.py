@@ -50,8 +50,10 @@ def exported(model: nn.Module, *inputs: torch.Tensor, dims: int = 2) -> torch.ex
     return torch.export.export(model.eval(), inputs, dynamic_shapes=tuple(free for _ in inputs))
 
 
-def saved(folder: Path, model: nn.Module, *inputs: torch.Tensor, dims: int = 2, native: bool = True) -> Path:
-    return anyshape.save(anyshape.compile(exported(model, *inputs, dims=dims)), folder / "model.any", native=native)
+def saved(folder: Path, model: nn.Module, *inputs: torch.Tensor, dims: int = 2, tested: bool = False) -> Path:
+    """A file of the model; tested: with the inputs as a test vector."""
+    compiled = anyshape.compile(exported(model, *inputs, dims=dims))
+    return anyshape.save(compiled, folder / "model.any", tests=[inputs] if tested else ())
 
 
 def alone(code: str, *arguments: object, blocked: tuple[str, ...] = ("torch", "llvmlite")) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,29 +16,49 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import AnyShapeError
+from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
+from anyshape.dist.strategies import PipelineSchedule, Strategy
+from anyshape.route.core.operators import grouped_linear
+from anyshape.route.placement import solve
+from anyshape.route.placement.problem import problem
+from anyshape.runtime.collectives.expert_exchange import ExpertExchange
+from anyshape.runtime.collectives.expert_weights import add_replicas, moved
+from anyshape.runtime.collectives.messages import Line
+from anyshape.runtime.collectives.parts import cut
+from anyshape.runtime.collectives.ring_attention import Ring
+from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
 
 SHAPES = ((6, 12), (4, 9), (2, 31), (6, 5), (8, 33))
 
 
 def strategies(world: int) -> dict[str, Any]:
-    return {"mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
-            "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2)}
+    found: dict[str, Any] = {
+        "mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
+        "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2), "pp-dp": mesh_of(data=2, pp=world // 2),
+        "pp-zero1": mesh_of(pp=world // 2, zero1=2), "pp-fsdp": mesh_of(pp=world // 2, fsdp=2),
+        "pp-tp": mesh_of(pp=world // 2, tensor=2),
+        "ring-dp": mesh_of(data=2, ring=world // 2), "ulysses-fsdp": mesh_of(ulysses=world // 2, fsdp=2),
+        "pp-ring": mesh_of(pp=world // 2, ring=2)}
+    for name, chunks in (("gpipe", 1), ("interleaved", 2), ("zero-bubble", 1)):
+        found[name] = Strategy(mesh_of(pp=world), ("pp",), pipeline=PipelineSchedule(name, 2 * world, chunks))
+    return found
 
 
 def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
     """(which part of the batch a rank has, of how many)"""
-    if strategy in ("tp", "sp"):
+    if strategy in ("tp", "sp", "pp", "ring", "ulysses"):
         return 0, 1
+    strategy = strategy.mesh if isinstance(strategy, Strategy) else strategy
     if isinstance(strategy, Mesh):
         here = strategy.coordinates(rank)
         place = count = 0
         for axis in strategy.axes:
-            if axis.name != "tensor":
+            if axis.name not in ("tensor", "pp", "ring", "ulysses"):
                 place = place * axis.size + here[axis.name]
                 count = (count or 1) * axis.size
-        return place, count
+        return place, count or 1
     return rank, world
 
 
@@ -71,6 +92,30 @@ def trains(mode: str, **more: Any) -> dict[str, Any]:
         worst = max([worst, *map(difference, model.parameters(), alone.parameters())])
     return {"worst": worst, "programs": len(step.programs), "collectives": before, "sharded": sharded,
             "tensors": len(list(model.parameters()))}
+
+
+def overlapped(mode: str) -> dict[str, Any]:
+    """The same steps with collectives that are waited for where they are launched: bit for bit."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    strategy = strategies(world).get(mode, mode)
+    place, count = coordinates_of(strategy, rank, world)
+    ends, launched = [], []
+    for left_out in ("", "overlap_collectives"):
+        torch.manual_seed(0)
+        model = Llama()
+        step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, strict=True, threads=1,
+                                   disable=left_out)
+        losses = []
+        before = anyshape.stats()["collectives"]
+        for number in range(20):
+            torch.manual_seed(number)
+            losses.append(step(torch.randint(0, 60, (2 + number % 5, 5 + 7 * number % 31)).tensor_split(count)[place]))
+        launched.append(anyshape.stats()["collectives"] - before)
+        with step.whole():
+            ends.append([*losses, *(one.detach().clone() for one in model.parameters())])
+    assert launched[0] == launched[1]
+    return {"differing": sum(not torch.equal(a, b) for a, b in zip(*ends, strict=True)),
+            "waited": anyshape.stats()["collective_wait_seconds"]}
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -109,6 +154,91 @@ def lengths_differ() -> dict[str, Any]:
     return {"worst": worst, "programs": len(step.programs)}
 
 
+def ring_attention() -> dict[str, Any]:
+    """Attention whose keys go around, against attention of the whole, at lengths that ranks divide and do not."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    line = Line(dist.group.WORLD, world, rank)
+    worst, cases = 0.0, 0
+    for m, n, causal in ((8, 8, True), (7, 7, True), (1, 1, True), (0, 0, True), (5, 12, False), (3, 0, False),
+                         (65, 65, True)):
+        for heads, groups in ((2, 2), (4, 1)):
+            torch.manual_seed(m + n)
+            q, gradient = (torch.randn(2, heads, m, 4, dtype=torch.float64) for _ in range(2))
+            k, v = (torch.randn(2, groups, n, 4, dtype=torch.float64) for _ in range(2))
+            attrs = {"causal": causal, "scale": 0.3}
+            result, sums = by_torch("attention", attrs, [q, k, v])
+            products = (gradient * result.transpose(1, 2)).sum(3)
+            whole = by_torch("attention_backward", attrs, [gradient, q, k, v, sums, products])
+            rows, columns = (2, 1, m, 1, 0), (2, 1, n, 1, 0)
+            q, gradient, sums, products = (cut(one, rows, world, rank) for one in (q, gradient, sums, products))
+            k, v = (cut(one, columns, world, rank) for one in (k, v))
+            ring = Ring(line, rows, columns, causal, 0.3)
+            found = [*ring.forward(q, k, v), *ring.backward(gradient, q, k, v, sums, products)]
+            wanted = [cut(result, (1, 1, m, 1, 0), world, rank), sums,
+                      *(cut(one, (1, 1, size, 1, 0), world, rank) for one, size in zip(whole, (m, n, n), strict=True))]
+            cases += 1
+            for a, b in zip(found, wanted, strict=True):
+                assert a.shape == b.shape, (a.shape, b.shape)
+                worst = max([worst, *([float((a - b).abs().max())] if b.numel() else [])])
+    return {"worst": worst, "cases": cases}
+
+
+def experts() -> dict[str, Any]:
+    """Experts on many ranks, moved by a plan with a hot replica, against all experts on one: results and gradients."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    line = Line(dist.group.WORLD, world, rank)
+    count, width, choices = 5, 3, 2
+    torch.manual_seed(0)
+    whole = torch.randn(count, width, width, dtype=torch.float64)
+    here = ExpertMap.contiguous(count, world)
+    weight = whole[list(here.slots(rank))].clone()
+    loads = np.array([1.0, 20.0, 3.0, 2.0, 5.0])  # expert 1 is hot
+    plan = solve(problem([loads], [], world, branch_bytes=8.0 * width * width, replicas=2))
+    after = ExpertMap(plan.copies[0])
+    worst, rows = 0.0, 0
+    for place in (here, after):
+        if place is after:
+            weight = moved(line, [weight], here, after)[0]
+            assert torch.equal(weight, whole[list(after.slots(rank))])
+        exchange = ExpertExchange(line, place)
+        for number in range(4):
+            given = []
+            for source in range(world):  # ranks have other numbers of cells; in the last turn one has none
+                torch.manual_seed(10 * number + source)
+                cells = 0 if number == 3 and source == 0 else 4 + 3 * source + number
+                ids = torch.randint(-1, count, (cells, choices))
+                given.append((torch.randn(cells, width).double(), ids, torch.rand(cells, choices).double()))
+            wanted_weight = whole.clone().requires_grad_()
+            own = weight.clone().requires_grad_()
+            inputs = [one.clone().requires_grad_() for one in (given[rank][0], given[rank][2])]
+            found = exchange.dispatch(inputs[0], given[rank][1])
+            result = exchange.combine(grouped_linear(found.rows, own, found.ends, None), found, inputs[1])
+            result.square().sum().backward()
+            add_replicas(line, [own.grad], place)
+            total = torch.zeros((), dtype=torch.float64)
+            for source, (cells, ids, scale) in enumerate(given):
+                cells, scale = cells.requires_grad_(), scale.requires_grad_()
+                each = torch.einsum("nc,ecm->nem", cells, wanted_weight)
+                taken = each.gather(1, ids.clamp(min=0)[..., None].expand(-1, -1, width)) * (ids >= 0)[..., None]
+                wanted = (taken * scale[..., None]).sum(1)
+                total = total + wanted.square().sum()
+                if source == rank:
+                    mine = wanted, cells, scale
+            total.backward()
+            pairs = [(result, mine[0]), (inputs[0].grad, mine[1].grad), (inputs[1].grad, mine[2].grad),
+                     (own.grad, wanted_weight.grad[list(place.slots(rank))])]
+            worst = max([worst, *(float((a - b).detach().abs().max()) for a, b in pairs if b.numel())])
+            rows += len(found.rows)
+    wrong = torch.full((2, 1), count if rank == 1 else 0)
+    return {"worst": worst, "rows": rows, "copies": int(after.copies.sum()),
+            **refusal(lambda: exchange.dispatch(torch.zeros(2, width, dtype=torch.float64), wrong))}
+
+
+def messages() -> dict[str, Any]:
+    """What has messages of its own, one after another."""
+    return {"ring": ring_attention(), "experts": experts()}
+
+
 def refusal(of: Callable[[], object]) -> dict[str, Any]:
     begun = time.monotonic()
     try:
@@ -144,8 +274,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "other_model": other_model, "other_code": other_code, "other_rows": other_rows}
-    found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
+    own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
+           "other_rows": other_rows}
+    if mode == "overlapped":
+        found = overlapped(*options)
+    else:
+        found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()

@@ -128,6 +128,8 @@ class Runner(StreamRunner):
 class Target:
     """The CPU as a device with a driver and streams."""
 
+    graphs_after = 0
+
     def __init__(self, cpu: Any, fake: FakeDriver) -> None:
         self.cpu = cpu
         self.fake = fake
@@ -153,7 +155,7 @@ class Target:
         return [HostKernel(kernel, self.programs[kernel.name], self.fake) for kernel in self.cpu.build(texts)]
 
     def runner(self, plan: Any, kernels: Sequence[Any]) -> StreamRunner:
-        return Runner(plan, kernels, self.streams, self.loop)
+        return Runner(plan, kernels, self.streams, self.loop, self.graphs_after)
 
 
 DEVICE: list[FakeDriver] = []  # that of programs compiled now

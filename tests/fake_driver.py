@@ -70,6 +70,7 @@ class FakeDriver:
         self.free: list[Piece] = []
         self.waiting: list[tuple[Piece, list[Mark]]] = []
         self.live = self.peak = 0
+        self.captured: dict[int, list[Callable[[], None] | Mark]] = {}  # by the stream that is captured
         self.kept: list[Any] = []  # the host's pinned memory, and C functions
         self.addresses = {name: self._function(name) for name in SIGNATURES}
 
@@ -121,6 +122,9 @@ class FakeDriver:
     def issue(self, stream: int | None, work: Callable[[], None] | Mark) -> None:
         stream = stream or 0
         assert stream in self.works, f"no stream {stream}"
+        if stream in self.captured:
+            self.captured[stream].append(work)
+            return
         self.works[stream].append(work)
         self.issued.append(stream)
 
@@ -304,10 +308,37 @@ class FakeDriver:
         del self.works[stream]
 
     def synchronize_stream(self, stream: int | None) -> int:
+        if stream in self.captured:
+            return INVALID
         return self.until(self.position(stream or 0))
 
     def wait_event(self, stream: int | None, event: int, flags: int) -> None:
         self.issue(stream, self.events[event])
+
+    def begin_capture(self, stream: int, mode: int) -> int:
+        if stream in self.captured or stream not in self.works or not stream:
+            return INVALID
+        self.captured[stream] = []
+        return OK
+
+    def end_capture(self, stream: int, pointer: int) -> None:
+        handle = next(self.numbers)
+        self.handles[handle] = self.captured.pop(stream)
+        self._put(pointer, handle)
+
+    def instantiate_graph(self, pointer: int, graph: int, flags: int) -> None:
+        handle = next(self.numbers)
+        self.handles[handle] = tuple(self.handles[graph])
+        self._put(pointer, handle)
+
+    def launch_graph(self, graph: int, stream: int | None) -> None:
+        for work in self.handles[graph]:
+            self.issue(stream, work)
+
+    def destroy_graph(self, graph: int) -> None:
+        del self.handles[graph]
+
+    destroy_graph_exec = destroy_graph
 
     def create_event(self, pointer: int, flags: int) -> None:
         handle = next(self.numbers)
@@ -318,6 +349,7 @@ class FakeDriver:
         del self.events[event]
 
     def record_event(self, event: int, stream: int | None) -> None:
+        assert stream not in self.captured, "an event of a capture tells nothing outside of it"
         self.events[event] = self.position(stream or 0)
 
     def query_event(self, event: int) -> int:

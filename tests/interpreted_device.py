@@ -120,6 +120,10 @@ def test_versions_by_size_and_address(fake: FakeDriver) -> None:
     equal(fake, fast, function, base[1:].view(3, 16))  # an address that is no multiple of 16
     found = titles(fast)
     assert any("unaligned" in title for title in found) and any("/16" in title for title in found), found
+    told = [note for one in fast.explain().programs for note in one.versions]
+    assert found <= {title for note in told for title in note.version.split(", or ")}
+    assert any("/16" in note.version and "x_1 16" in note.sizes[0] for note in told), told
+    assert "versions that ran" in str(fast.explain())
 
 
 def test_a_failed_check(fake: FakeDriver) -> None:

@@ -76,6 +76,9 @@ class Runner:
                                             for name, block in zip(regime.kernels, blocks, strict=True))
         return Payload(placement, regimes, scratches, -(-max(scratches.values(), default=0) // 64) * 64)
 
+    def versions(self, payload: Payload) -> Mapping[int, tuple[str, ...]]:
+        return {}
+
     def scratch_of_steps(self, payload: Payload) -> Mapping[int, int]:
         return payload.scratches
 

@@ -160,3 +160,43 @@ def test_cache(tmp_path, capsys):
 def test_version(capsys):
     assert cli.main(["version"]) == 0
     assert torch.__version__ in capsys.readouterr().out
+
+
+BROKEN = {
+    "syntax.py": ("def g(:\n", "SyntaxError"),
+    "raises.py": ("def g():\n    return [][1]\n", "IndexError"),
+    "at_load.py": ("limit = 1 / 0\n", "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_of_the_user_s_own_lines_is_told_with_its_line(name, tmp_path, capsys):
+    text, kind = BROKEN[name]
+    (tmp_path / name).write_text(text)
+    assert cli.main(["explain", f"{name}:g"]) == 1
+    told = capsys.readouterr().err
+    assert kind in told and f"{name}:" in told and all(part in told for part in ("where:", "why:", "do:"))
+
+
+@pytest.mark.parametrize("command", ["opt", "repro"])
+def test_a_file_that_is_no_text_is_refused(command, tmp_path, capsys):
+    (tmp_path / "noise").write_bytes(b"\x9d\xff" * 50)
+    assert cli.main([command, "noise"]) == 1
+    assert "no text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_cache_that_is_a_file_is_refused(capsys):
+    assert cli.main(["cache", "--dir", "graph.txt"]) == 1
+    assert "not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code", "words"), [
+    (KeyboardInterrupt(), 130, "interrupted"), (OSError(28, "No space left on device"), 1, "No space left")])
+def test_ctrl_c_and_a_full_disk_end_a_command_without_a_traceback(error, code, words, monkeypatch, capsys):
+    def ended(parsed):
+        raise error
+
+    monkeypatch.setattr(cli, "_cache", ended)
+    assert cli.main(["cache"]) == code
+    told = capsys.readouterr().err
+    assert words in told and "Traceback" not in told

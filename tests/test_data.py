@@ -720,3 +720,88 @@ def test_a_quotient_of_numbers_of_tensors_is_a_number():
     fast = anyshape.compile(quotient)
     for a, b in ((7, 2), (9, 4), (-3, 2), (1, 0)):
         assert fast(torch.tensor(a), torch.tensor(b)) == quotient(torch.tensor(a), torch.tensor(b))
+
+
+# ---- operators of torch that know no symbols
+
+SIZES = ((4, 6), (7, 3), (1, 2), (5, 5), (13, 29))
+ONE_FOR_ALL = {
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1)[:, :1], 1) + x.take_along_dim(x.argsort(0)[:1], 0),
+    "take_along_dim of all": lambda x: torch.take_along_dim(x, x.flatten().argsort()),
+    "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x, x[1:], x.mT[:, :1].expand(-1, x.shape[1])], True, 2.0),
+    "pad_sequence on the left": lambda x: nn.utils.rnn.pad_sequence([x[:, 0], x[0]], padding_side="left"),
+    "one_hot": lambda x: F.one_hot(x.argmax(1), x.shape[1]) * x,
+    "one_hot of data": lambda x: F.one_hot(x.argmax(1)).sum() * x,
+    "kron": lambda x: torch.kron(x, x[0]),
+    "divergence": lambda x: torch.distributions.kl_divergence(
+        torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1),
+        torch.distributions.Independent(torch.distributions.Normal(0 * x, 2.0), 1)),
+    "divergence of a base": lambda x: torch.distributions.kl_divergence(
+        torch.distributions.Chi2(x.exp()), torch.distributions.Gamma(x.exp(), 1.0)),
+    "gamma": lambda x: torch.distributions.Gamma(x.exp(), 1.0).rsample(),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x.exp()).rsample(),
+    "binomial": lambda x: torch.distributions.Binomial(5, logits=x.detach()).sample() * x,
+    "fake_quantize": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255),
+    "fake_quantize by tensors": lambda x: torch.fake_quantize_per_tensor_affine(
+        x, torch.tensor(0.1), torch.tensor(0), 0, 255),
+    "histogram": lambda x: torch.histogram(x.detach(), 5, range=(-1.0, 1.0))[0].sum() * x,
+}
+
+
+SELDOM = ("take_along_dim of all", "pad_sequence on the left", "divergence of a base", "fake_quantize by tensors",
+          "histogram")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] if name in SELDOM else [])
+                                  for name in ONE_FOR_ALL])
+def test_operators_that_know_no_symbols_have_one_program_for_all_sizes(name):
+    function = ONE_FOR_ALL[name]
+    fast = anyshape.compile(lambda x: function(x), defer=False)
+    anyshape.reset_stats()
+    for shape in SIZES:
+        agree(function, fast, torch.randn(shape))
+    assert fast._anyshape.compilation.graphs == 1 and anyshape.stats()["eager_calls"] == 0, fast.explain()
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.linalg.multi_dot([x, x.mT, x]), lambda x: torch.linalg.multi_dot([x, x.mT, x, x.mT]),
+    lambda x: torch.linalg.multi_dot([x[0], x.mT, x, x[0]])], ids=["three", "four", "vectors"])
+def test_products_of_several_matrices_have_a_program_for_each_order(function):
+    fast = anyshape.compile(lambda x: function(x), defer=False)
+    anyshape.reset_stats()
+    for shape in (*SIZES, (6, 4), (8, 3), (3, 5), (11, 12)):
+        agree(function, fast, torch.randn(shape))
+    assert fast._anyshape.compilation.graphs <= 3 and anyshape.stats()["eager_calls"] == 0
+
+
+def test_an_einsum_of_several_operands_keeps_its_order():
+    pytest.importorskip("opt_einsum")
+    fast = anyshape.compile(lambda x: torch.einsum("ab,bc,cd->ad", x, x.mT, x), strict=True, defer=False)
+    for shape in SIZES:
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), x @ x.mT @ x, rtol=1e-4, atol=1e-4)
+    assert len(fast.programs) == 1
+
+
+@pytest.mark.parametrize(("x", "classes"), [
+    (torch.tensor([0, 5]), 5), (torch.tensor([0, -1]), 5), (torch.tensor([0, -2]), -1),
+    (torch.tensor([0, 1], dtype=torch.int32), 5), (torch.tensor([0, 1]), 0), (torch.empty(0, dtype=torch.int64), -1)])
+def test_one_hot_refuses_what_eager_refuses(x, classes):
+    fast = anyshape.compile(F.one_hot, defer=False)
+    with pytest.raises(RuntimeError) as wanted:
+        F.one_hot(x, classes)
+    for _ in range(2):
+        with pytest.raises((RuntimeError, InputError)) as found:
+            fast(x, classes)
+    assert str(wanted.value).rstrip(".") in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle"])
+def test_pixels_that_are_rearranged_behind_a_convolution_have_channels_last(name):
+    """The strides of what a convolution returns are formulas in a trace, where those of an input were numbers."""
+    rearranged = {"pixel_shuffle": nn.PixelShuffle, "pixel_unshuffle": nn.PixelUnshuffle}[name](2)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), rearranged).to(memory_format=torch.channels_last)
+    fast = anyshape.compile(model)
+    for size in (8, 6, 4):
+        x = torch.randn(2, 3, size, size).to(memory_format=torch.channels_last)
+        assert fast(x).stride() == model(x).stride()

@@ -270,9 +270,9 @@ def test_tied_weights_are_there_once(tmp_path: Path) -> None:
 def test_versions_and_other_machines(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = members_of(file)
     head = json.loads(members["format.json"])
-    text = json.dumps({**head, "version": 2}).encode()
+    text = json.dumps({**head, "version": 3}).encode()
     later = with_members(tmp_path / "later.any", {**members, "format.json": text})
-    with pytest.raises(ArtifactError, match="has version '2', this AnyShape reads version 1"):
+    with pytest.raises(ArtifactError, match="has version '3', this AnyShape reads versions 1 and 2"):
         load(later)
     monkeypatch.setattr("anyshape.backend.cpu.deployment._flags", lambda: frozenset(("sse", "sse2")))
     with pytest.raises(ArtifactError, match="which this processor has not"):
@@ -298,6 +298,50 @@ def test_the_commands(file: Path, data: Path, tmp_path: Path, capsys: pytest.Cap
         np.testing.assert_allclose(found["result"], wanted, rtol=1e-5, atol=1e-6)
     assert main(["run", str(file), "--input", str(tmp_path / "nothing.npy")]) == 1
     assert "nothing.npy is no array" in capsys.readouterr().err
+
+
+class Halves(nn.Module):
+    """Results of several dtypes, nested; a size."""
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0):  # type: ignore[no-untyped-def]
+        y = torch.softmax(x * scale, -1)
+        return {"y": y, "half": y.to(torch.bfloat16), "more": (y > 0.1, x.shape[0])}
+
+
+def test_vectors_are_stored_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = torch.export.export(Halves(), (torch.randn(3, 4), 2.0), dynamic_shapes={
+        "x": {0: torch.export.Dim.DYNAMIC}, "scale": None})
+    path = tmp_path / "tested.any"
+    tests = [(torch.randn(n, 4), 2.0) for n in (2, 7)]
+    anyshape.save(anyshape.compile(program), path, tests=tests)
+    for more in ((), ("--trust-native",)):
+        assert main(["check", str(path), *more]) == 0
+        assert "2 calls give the results that were saved" in capsys.readouterr().out
+    assert main(["check", str(path), "--no-tests"]) == 0
+    said = capsys.readouterr().out
+    assert "version 2" in said and "2 calls with their results" in said and "that were saved" not in said
+    members = members_of(path)
+    tensors = safetensors.decode(memoryview(members["tests.safetensors"]), "")
+
+    def changed(name: str, array: np.ndarray | None, message: str) -> None:  # type: ignore[type-arg]
+        own = {key: value for key, value in tensors.items() if key != name}
+        if array is not None:
+            own[name] = (tensors[name][0] if name in tensors else "f32", array)
+        with_members(path, {**members, "tests.safetensors": safetensors.encode(own)})
+        assert main(["check", str(path), "--trust-native"]) == 1
+        assert message in capsys.readouterr().err
+
+    first = tensors["0.out.0"][1]
+    changed("0.out.0", first * 1.01, "output 0: it differs by")
+    changed("0.out.0", first[:1], "output 0: float32[2, 4]")
+    changed("0.out.2", ~tensors["0.out.2"][1], "numbers are others")
+    changed("0.in.0", None, "arguments are not those")
+    changed("0.in.0", first[0], "arguments do not fit")
+    changed("5.in.0", first, "calls are missing")
+    changed("x", first, "no argument or result")
+    with pytest.raises(InputError):
+        anyshape.save(anyshape.compile(program), tmp_path / "wrong.any", tests=[(torch.randn(2, 5), 2.0)])
+    assert [one.name for one in tmp_path.iterdir()] == ["tested.any"]
 
 
 def test_importing_the_package_imports_neither() -> None:

@@ -40,7 +40,7 @@ class Small(nn.Module):
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    return saved(tmp_path_factory.mktemp("hostile"), Small(), torch.randint(0, 9, (3, 4)))
+    return saved(tmp_path_factory.mktemp("hostile"), Small(), torch.randint(0, 9, (3, 4)), tested=True)
 
 
 def refused(read: Callable[[], object]) -> ArtifactError:

@@ -24,8 +24,8 @@ SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks
 @cache
 def llama(**more: Any) -> Captured:
     torch.manual_seed(0)
-    tied = more.pop("tied", False)
-    return capture(Llama(tied=tied).double(), **more)
+    tied, layers = more.pop("tied", False), more.pop("layers", 2)
+    return capture(Llama(tied=tied, layers=layers).double(), **more)
 
 
 def counts(graph: Graph) -> Counter[str]:
@@ -62,6 +62,19 @@ def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
 def test_sequence_parallel_scatters_what_tensor_parallel_adds_up() -> None:
     found = check(llama(), "sp", 2)
     assert found["reduce_scatter"] >= 8 and found["all_reduce"] < 23
+
+
+def test_ulysses_exchanges_heads_for_positions_around_attention_alone() -> None:
+    captured = llama(layers=1)
+    forward, backward = 3 + 1, 2 + 3  # q, k, v, and the result; gradient and products, and the gradients of q, k, v
+    weights = len(captured.roles.weights)
+    assert check(captured, "ulysses", 2) == {"all_to_all": forward + backward, "all_reduce": weights + 1}
+
+
+def test_ring_attention_leaves_positions_where_they_are() -> None:
+    captured = llama(layers=1)
+    wanted = {"ring_attention": 1, "ring_attention_backward": 1, "all_reduce": len(captured.roles.weights) + 1}
+    assert check(captured, "ring", 3) == wanted  # three ranks, which do not divide lengths or heads
 
 
 def test_two_axes() -> None:
@@ -117,7 +130,8 @@ def test_buckets_of_zero1_are_one_message_each_way() -> None:
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("given", [
-    "ddp", "zero1", "fsdp", "tp", "sp", mesh_of(data=2, sequence=2),
+    "ddp", "zero1", "fsdp", "tp", "sp", "ring", "ulysses", mesh_of(data=2, sequence=2), mesh_of(data=2, ring=2),
+    mesh_of(ulysses=2, fsdp=2), mesh_of(tensor=2, ring=2),
     mesh_of(data=2, tensor=2), mesh_of(fsdp=2, tensor=2), mesh_of(zero1=2, tensor=2),
     mesh_of(data=2, fsdp=2), mesh_of(tensor=2, data=2)], ids=str)
 def test_every_strategy(given: Any, tied: bool, clip: float | None) -> None:

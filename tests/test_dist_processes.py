@@ -59,15 +59,57 @@ def test_fsdp_keeps_parts_of_weights() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
-@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "auto"])
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "ring", "ulysses", "auto"])
 def test_every_strategy_on_two_processes(mode: str, more: dict[str, Any]) -> None:
     check(2, mode, **more)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1"])
+@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1", "ring-dp", "ulysses-fsdp"])
 def test_strategies_on_four_processes(mode: str) -> None:
     check(4, mode, clip_norm=1.0)
+
+
+def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
+    found = ranks(3, "messages")
+    for one in found:
+        assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
+        assert one["experts"]["worst"] < 1e-12 and one["experts"]["rows"] and one["experts"]["copies"] == 7
+    first, second, third = (one["experts"]["lines"] for one in found)
+    assert [line.split()[0] for line in second[1:]] == ["where:", "why:", "do:"]  # it had a wrong id
+    assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
+
+
+def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
+    found = pipeline(2, "pp")
+    assert sum(one["sharded"] for one in found) == found[0]["tensors"]  # on the other it reads as NaN
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("mode", ["gpipe", "zero-bubble", "interleaved"])
+def test_pipelines_on_two_processes(mode: str, more: dict[str, Any]) -> None:
+    pipeline(2, mode, **more)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["pp", "zero-bubble", "pp-dp", "pp-zero1", "pp-fsdp", "pp-tp", "pp-ring"])
+def test_pipelines_on_four_processes(mode: str) -> None:
+    pipeline(4, mode, clip_norm=1.0)
+
+
+def pipeline(world: int, mode: str, **more: Any) -> list[dict[str, Any]]:
+    found = ranks(world, mode, json.dumps(more))
+    for one in found:
+        assert one["worst"] < 1e-12, found
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp"])
+def test_collectives_beside_compute_change_no_bit(mode: str) -> None:
+    for one in ranks(2, "overlapped", mode):
+        assert one["differing"] == 0 and one["waited"] > 0
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ import anyshape
 import fake_device
 from anyshape.backend import targets
 from anyshape.backend.triton.runner import StreamRunner
+from anyshape.backend.triton.stream_graphs import StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.base.errors import DeviceError, IndexRangeError
 from anyshape.runtime.call import executable as calls
@@ -293,6 +294,100 @@ def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> No
     found = fast(x)
     fake.everything()
     torch.testing.assert_close(found, two(x))
+
+
+# ---- graphs
+
+@pytest.fixture
+def graphs(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """The fake, whose programs have graphs after two calls with the same addresses."""
+    monkeypatch.setattr(fake_device.Target, "graphs_after", 2)
+    return fake
+
+
+def again(fake: FakeDriver, fast: Any, x: torch.Tensor, calls: int) -> bool:
+    """Whether calls are right whose results are dropped, so that their memory is given again."""
+    good = True
+    for _ in range(calls):
+        x.copy_(torch.randn(x.shape))
+        y = fast(x)
+        fake.everything()
+        good = good and torch.allclose(y, two(x), atol=1e-5)
+        del y
+        fake.everything()
+    return good
+
+
+def test_graphs_stand_for_calls_of_their_addresses(graphs: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    for order in ORDERS[:3]:
+        graphs.set(order)
+        x, other, longer = torch.randn(5, 7), torch.randn(5, 7), torch.randn(9, 7)
+        assert again(graphs, fast, x, 6)
+        issued, launched = graphs.counts["launch"], graphs.counts["launch_graph"]
+        assert again(graphs, fast, x, 4)
+        assert graphs.counts["launch"] == issued and graphs.counts["launch_graph"] == launched + 4
+        assert again(graphs, fast, other, 1) and again(graphs, fast, longer, 1)
+        assert graphs.counts["launch"] > issued and graphs.counts["launch_graph"] == launched + 4
+    for _ in range(9):  # graphs of addresses that do not come again are given back
+        assert again(graphs, fast, torch.randn(5, 7), 4)
+    assert graphs.counts["destroy_graph_exec"] > 0 and not graphs.captured
+    assert graphs.counts["destroy_graph"] == graphs.counts["begin_capture"] == graphs.counts["instantiate_graph"]
+
+
+def test_a_graph_of_other_addresses_is_found(graphs: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake of leaving the addresses out of what graphs are found by."""
+    fast = anyshape.compile(two, strict=True)
+    find = StreamGraphs.find
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamGraphs, "find", lambda self, key, issue: find(self, b"", issue))
+        held = [torch.randn(5, 7) for _ in range(6)]
+        found = [fast(x) for x in held]
+        graphs.everything()
+        assert not all(torch.allclose(y, two(x), atol=1e-5) for x, y in zip(held, found, strict=True))
+    graphs.alarms.clear()
+
+
+def test_a_check_in_a_graph_is_told(graphs: FakeDriver) -> None:
+    fast = anyshape.compile(lambda x, i: (x[i] * 2).cumsum(0), strict=True)
+    x, i = torch.randn(5), torch.tensor([1, 2])
+    unread = None
+    for turn in range(8):
+        i.copy_(torch.tensor([1, 9 if turn == 6 else 3]))
+        y = fast(x, i)
+        unread = program(fast).context.unread
+        if turn == 6:
+            with pytest.raises(IndexRangeError):
+                settle(unread, wait=True)
+        settle(unread, wait=True)
+        graphs.everything()
+        assert turn == 6 or torch.allclose(y, (x[i] * 2).cumsum(0))
+        del y
+        graphs.everything()
+    assert graphs.counts["launch_graph"] > 2
+
+
+def test_a_program_with_steps_of_pytorch_has_no_graph(graphs: FakeDriver) -> None:
+    fast = anyshape.compile(mixed, strict=True)
+    x, w = torch.randn(3, 4), torch.randn(4, 6)
+    for _ in range(5):
+        found = fast(x, w)
+        graphs.everything()
+        torch.testing.assert_close(found, mixed(x, w))
+        del found
+    assert not graphs.counts["begin_capture"]
+
+
+def test_a_graph_that_the_driver_refuses_is_an_error(graphs: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    x = torch.randn(5, 7)
+    assert again(graphs, fast, x, 2)
+    graphs.fails["instantiate_graph"] = 801
+    with pytest.raises(DeviceError, match="error 801") as error:
+        again(graphs, fast, x, 4)
+    assert error.value.where == "cuGraphInstantiateWithFlags" and not graphs.captured
+    del graphs.fails["instantiate_graph"]
+    assert again(graphs, fast, x, 5) and graphs.counts["launch_graph"]
 
 
 # ---- models

@@ -237,7 +237,7 @@ def test_profiles_show_the_frame_and_nothing_stays_of_it():
             fast(x)
         assert any(event.key == "Pregraph bytecode" for event in profile.key_averages())
         same(fast(x), net(x))
-    assert watch.calls == 0
+    assert watch.calls == 1  # the one in the profile
 
 
 def test_a_call_is_short():

@@ -25,6 +25,7 @@ from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.session import Compilation
 from anyshape.plan.ir.home import Output, Temp
 from anyshape.runtime.memory.tape import Tape
+from roads import compilation_of
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,15 @@ def test_results_share_memory_with_inputs_as_in_eager():
         y = x.clone()
         close(second(y), g(x))
         close(y, x)
+
+
+def test_an_einsum_of_three_fixes_no_size():
+    """Also where opt_einsum is there, which asks torch for the sizes as numbers."""
+    torch.manual_seed(0)
+    weights = torch.randn(3, 4, 6)
+    fast = check(lambda x: torch.einsum("btef,efd,bte->btd", x, weights, x.sum(-1)), (7, 5, 3, 4), (1, 9, 3, 4),
+                 (0, 2, 3, 4), (2, 1, 3, 4), strict=True)
+    assert compilation_of(fast).graphs == 1
 
 
 class Heads(nn.Module):

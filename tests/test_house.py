@@ -34,7 +34,7 @@ frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend
-.  tools  tools/demo
+.  tools  tools/demo  tools/serve
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other

@@ -1,6 +1,7 @@
 """Torch while a program is traced: what is changed is listed, undone after any end, and no other thread sees it."""
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 import time
@@ -128,3 +129,40 @@ def test_calls_of_compiled_functions_do_not_wait_for_a_trace_beside() -> None:
     finally:
         go_on.set()
         finished()
+
+
+def test_threads_capture_at_once() -> None:
+    """Each its own program: three of inference, three whole train steps."""
+    torch.manual_seed(0)
+    failures: list[BaseException] = []
+    together = threading.Barrier(6)
+
+    def work(trains: bool) -> None:
+        try:
+            ours = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+            theirs = copy.deepcopy(ours)
+            rates = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, theirs)]
+            step = anyshape.train_step(ours, lambda model, x: model(x).square().mean(), rates[0], strict=True)
+            fast = anyshape.compile(ours, strict=True)
+            together.wait()
+            for rows in (3, 5, 1):
+                x = torch.randn(rows, 8)
+                if trains:
+                    step(x)
+                    rates[1].zero_grad()
+                    theirs(x).square().mean().backward()
+                    rates[1].step()
+                    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
+                else:
+                    torch.testing.assert_close(fast(x), theirs(x))
+        except BaseException as error:
+            failures.append(error)
+
+    anyshape.reset_stats()
+    threads = [threading.Thread(target=work, args=(number % 2 == 1,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert anyshape.stats()["eager_calls"] == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anyshape_bench.experiments import strategies
+from anyshape_bench.experiments import processes, strategies
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
@@ -31,6 +31,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "benchmarks": of(Speed()), "benchmarks-bfloat16": of(Speed()), "benchmarks-padded": of(Speed()),
     "benchmarks-memory": of(MemoryBudget()), "benchmarks-plan": of(Planning()), "benchmarks-step": of(TrainSteps()),
     "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),
+    "benchmarks-processes": lambda folder: processes.page(json.loads((folder / "processes.json").read_text())),
     "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text()))}
 
 

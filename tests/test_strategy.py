@@ -24,6 +24,7 @@ from anyshape.dist.search.problem import Search, Shape, override, shapes_of
 from anyshape.dist.search.solver import knapsack, lower_bound, solve
 from anyshape.dist.search.tables import families, modes, table
 from anyshape.dist.simulate import Task, perfetto, simulate, simulate_step
+from anyshape.dist.strategies import PipelineSchedule
 from anyshape.sym.expr import symbol
 from anyshape.tools.cli import main
 from anyshape_bench.experiments import strategies
@@ -328,6 +329,10 @@ def test_any_model_is_planned_printed_changed_and_written(tmp_path: Path) -> Non
         search.override("head", data="ddp").runnable()
     run = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"data": 4}).override("*", data="fsdp")
     assert str(run.runnable()) == "mesh(data=4)\ndata: fsdp"
+    piped = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"pipe": 2, "data": 2})
+    planned, found = piped.at(128), piped.override("*", data="ddp").runnable()
+    assert str(found.mesh) == "mesh(pp=2, data=2)" and found.kinds == ("pp", "ddp")
+    assert found.pipeline == PipelineSchedule(planned.schedule, planned.micro, planned.chunks)
     search.report(tmp_path / "page.html")
     search.trace(tmp_path / "step.json", length=64)
     page = (tmp_path / "page.html").read_text()

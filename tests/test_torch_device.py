@@ -64,6 +64,110 @@ def test_forward_and_backward(extension: Any, name: str) -> None:
     assert anyshape.stats()["eager_calls"] == 0
 
 
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_autocast(extension: Any, name: str) -> None:
+    torch._dynamo.reset()
+    own = model()
+    there = copy.deepcopy(own).to(NAME)
+    run = ENTRANCES[name](there)
+    anyshape.reset_stats()
+    for rows in (5, 7, 1):
+        x = torch.randn(rows, 16)
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = own(x)
+        with torch.autocast(NAME, torch.bfloat16):
+            found = run(x.to(NAME))
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found.cpu(), wanted, atol=1e-2, rtol=1e-2)
+        found.float().square().sum().backward()
+    assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_export(extension: Any) -> None:
+    own = model()
+    there = copy.deepcopy(own).to(NAME)
+    rows = torch.export.Dim("rows", min=1, max=100)
+    exported = torch.export.export(there, (torch.randn(5, 16).to(NAME),), dynamic_shapes=({0: rows},))
+    run = anyshape.compile(exported, strict=True)
+    for number in (2, 7):
+        x = torch.randn(number, 16)
+        torch.testing.assert_close(run(x.to(NAME)).cpu(), own(x))
+
+
+# ---- whole train steps
+
+def adam(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, lr=1e-2)
+
+
+def momentum(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=1e-2, momentum=0.9)
+
+
+def scaler(device: str) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(device, init_scale=2.0**124, growth_interval=2)  # some steps are skipped
+
+
+STEPS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], Callable[[str], dict[str, Any]]]] = {
+    "Adam": (adam, lambda device: {}), "momentum": (momentum, lambda device: {}),
+    "a norm": (adam, lambda device: {"clip_norm": 0.5}), "several batches": (adam, lambda device: {"accumulate": 2}),
+    "averages": (adam, lambda device: {"ema": 0.9}),
+    "a scaler": (adam, lambda device: {"scaler": scaler(device), "clip_norm": 0.5}),
+    "bfloat16": (adam, lambda device: {"gradient_dtype": torch.bfloat16, "clip_norm": 0.5})}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_whole_train_steps(extension: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program on the device, which does what the CPU's does; nothing waits for the device to count steps."""
+    optimizer, settings = STEPS[name]
+    torch._dynamo.reset()
+    own = model()
+    there = copy.deepcopy(own).to(NAME)
+    steps = [anyshape.train_step(one, lambda net, x: net(x).square().mean() * 1e3, optimizer(one.parameters()),
+                                 strict=True, **settings(device))
+             for one, device in ((own, "cpu"), (there, NAME))]
+    for turn, rows in enumerate((5, 7, 9, 4, 6, 1)):
+        if turn == 2 and name != "a scaler":
+            monkeypatch.setattr(torch.Tensor, "tolist", None)
+        x = torch.randn(rows, 16)
+        wanted, found = steps[0](x), steps[1](x.to(NAME))
+        torch.testing.assert_close(found.cpu(), wanted)
+    monkeypatch.undo()
+    for one, other in zip(there.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), atol=1e-5, rtol=1e-4)
+    states = [one.settings.optimizer.state_dict()["state"] for one in steps]
+    for place, values in states[0].items():
+        for word, value in values.items():
+            torch.testing.assert_close(states[1][place][word].cpu(), value, atol=1e-5, rtol=1e-4)
+    assert [len(one.programs) for one in steps] == [len(steps[0].programs)] * 2
+    if name == "a norm":
+        torch.testing.assert_close(steps[1].norm.cpu(), steps[0].norm)
+
+
+def test_a_train_step_goes_on_as_the_optimisers_own(extension: Any) -> None:
+    """What somebody else writes in the optimiser's counts is seen; its own step goes on where ours stopped."""
+    torch._dynamo.reset()
+    own = model()
+    there = copy.deepcopy(own).to(NAME)
+    optimizers = [adam(one.parameters()) for one in (own, there)]
+    runs = [anyshape.train_step(one, lambda net, x: net(x).square().mean(), optimizer, strict=True)
+            for one, optimizer in zip((own, there), optimizers, strict=True)]
+    for rows in (5, 7):
+        x = torch.randn(rows, 16)
+        runs[0](x), runs[1](x.to(NAME))
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            state["step"].fill_(9.0)
+    x = torch.randn(3, 16)
+    runs[0](x), runs[1](x.to(NAME))
+    for one, optimizer, given in ((own, optimizers[0], x), (there, optimizers[1], x.to(NAME))):
+        one(given).square().mean().backward()
+        optimizer.step()
+    for one, other in zip(there.parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), atol=1e-5, rtol=1e-4)
+    assert [float(state["step"]) for state in optimizers[1].state.values()] == [11.0] * len(optimizers[1].state)
+
+
 def test_memory_is_counted_and_given_back(extension: Any) -> None:
     torch._dynamo.reset()
     there = net(count=3).to(NAME)

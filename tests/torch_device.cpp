@@ -2,6 +2,7 @@
 // on the CPU, at once. There is one stream; who puts work off, as the fake driver does, has it done before PyTorch reads.
 #include <torch/extension.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
@@ -150,6 +151,19 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+// Autocast as the devices of PyTorch have it: the same lists of operators.
+namespace autocast = at::autocast;
+using at::autocast::CastPolicy;
+#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+#define WHOLE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+#define WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(WHOLE)
+  AT_FORALL_PROMOTE(WIDEST)
+}
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {

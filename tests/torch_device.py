@@ -88,7 +88,7 @@ DEVICE: list[tuple[FakeDriver, Any]] = []
 _targets: list[Target] = []
 
 
-def device_target_of(cache: Any, products: str, device: str) -> Target:
+def device_target_of(cache: Any, products: str, device: str, graphs_after: int = 0) -> Target:
     if not _targets:
         _targets.append(Target(targets._module(targets.TARGETS["cpu"]).target_of(cache, products), *DEVICE[0]))
     return _targets[0]

@@ -202,7 +202,7 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
                   lengths=lengths, dtype=dtype)
 
 
-def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
+def save(compiled: Any, path: Any, *, native: bool = True, tests: Any = ()) -> Any:
     """Writes a compiled program to one file to deploy: text, weights, and machine code as a cache.
 
         program = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
@@ -212,6 +212,7 @@ def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
         compiled: what `anyshape.compile` made of a `torch.export.ExportedProgram`.
         path: the file; one that is there is replaced when the new one is whole.
         native: with the machine code of this machine, for `load(path, trust_native=True)`.
+        tests: calls, each a tuple of arguments, that are stored with their results; `anyshape check` runs them.
 
     Returns:
         The path.
@@ -221,7 +222,7 @@ def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
     """
     with needed_by("anyshape.save"):
         from anyshape.frontend.deploy import save_compiled
-    return save_compiled(compiled, path, native)
+    return save_compiled(compiled, path, native, tests)
 
 
 def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anyshape.artifact import safetensors
-from anyshape.artifact.container import WEIGHTS, Container, refused
+from anyshape.artifact.container import VECTORS, WEIGHTS, Container, refused
 from anyshape.artifact.elf import check_object
 from anyshape.artifact.load import check_digests, read_head
 from anyshape.artifact.native_code import reason_against
-from anyshape.artifact.requirements import VERSION
+from anyshape.artifact.requirements import VERSION, WITH_VECTORS
 from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
@@ -50,7 +50,8 @@ def check(path: str | Path) -> Report:
                 check_object(name, container.data(name))
         bytes_ = sum(array.nbytes for _, array in weights.values())
         names = head.signature.names
-        lines = [f"{path}: version {VERSION}, made with {head.made_with}"]
+        version = WITH_VECTORS if VECTORS in container.places else VERSION
+        lines = [f"{path}: version {version}, made with {head.made_with}"]
         for one in head.signature.inputs:
             kind = graph.inputs[one.position].type if 0 <= one.position < len(graph.inputs) else None
             shown = renamed(str(kind), names) if isinstance(kind, TensorType) else one.kind
@@ -59,6 +60,10 @@ def check(path: str | Path) -> Report:
             lines.append(f"  sizes    {low} <= {names.get(name, name)}" + ("" if high is None else f" <= {high}"))
         lines.append(f"  program  {len(graph.nodes)} equations, {len(kernels)} kernels, {len(plan.steps)} steps")
         lines.append(f"  weights  {len(weights)} tensors, {bytes_ / 2**20:.1f} MB")
+        if VECTORS in container.places:
+            vectors = safetensors.decode(container.part(VECTORS), f"{path}: {VECTORS}")
+            lines.append(f"  tests    {len({name.partition('.')[0] for name in vectors})} calls with their results")
+            del vectors
         reason = reason_against(container)
         lines.append(f"  native   {reason or 'for this machine'}")
         return Report(Path(path), graph, lines)

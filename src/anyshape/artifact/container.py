@@ -18,7 +18,7 @@ from anyshape.base.errors import ArtifactError
 
 ALIGNMENT = 64
 TEXTS = ("format.json", "graph.txt", "kernels.txt", "plan.txt")
-WEIGHTS = "weights.safetensors"
+WEIGHTS, VECTORS = "weights.safetensors", "tests.safetensors"
 NATIVE = re.compile(r"native/[0-9a-f]{16}\.(o|json)")
 MOST_MEMBERS = 4096
 MOST_TEXT = 64 << 20  # bytes of a text
@@ -155,7 +155,7 @@ class Container:
         if mark != b"PK\x01\x02" or stop > end or disk:
             self._refuse("", "an entry of the directory is broken")
         name = bytes(self.view[rest:rest + name_bytes]).decode("ascii", "replace")
-        if name not in (*TEXTS, WEIGHTS) and not NATIVE.fullmatch(name):
+        if name not in (*TEXTS, WEIGHTS, VECTORS) and not NATIVE.fullmatch(name):
             self._refuse(name[:80], "such a name does not belong into the file")
         if method or flags & ~0x0808:
             self._refuse(name, "it is compressed or encrypted")

@@ -1,28 +1,44 @@
 """Judged specialisations: records of a plan that came from a file, each checked by the plan's verifier before it is
 used.
 
-    layout of the buffers at these sizes   plan/verify.py (`judge`): nothing alive shares a byte, all lies in the arena
-    windows                                inside their buffers; an input's inside what the caller brought
-    bytes                                  below 2^62, in Python's numbers, before they become words of 64 bits
+    layout of the buffers    plan/verify.py (`check_layout`): nothing alive shares a byte, all lies in the arena
+    windows                  inside their buffers; an input's inside what the caller brought
+    bytes                    below 2^62, in Python's numbers, before they become words of 64 bits
 """
 from __future__ import annotations
 
 from typing import Any
 
 from anyshape.base.errors import InputError, VerifyError
-from anyshape.ir.types import size_of
-from anyshape.plan.ir.program import KernelStep, Window, touched
-from anyshape.plan.verify import judge
+from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.ir.program import KernelStep, Plan, Window, touched
+from anyshape.plan.verify import check_layout
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
-from anyshape.sym.expr import evaluate, symbols_of
+from anyshape.sym.expr import Size, evaluate, symbols_of
 
 MOST_BYTES = 1 << 62
 
 
 class Judged(Specializer):
-    """A specializer whose records are judged."""
+    """A specializer whose records are judged. Layers that repeat have equal formulas, which are looked at once.
+
+    Raises:
+        VerifyError: a step touches a buffer that is not there.
+    """
+
+    def __init__(self, plan: Plan, *arguments: Any, **given: Any) -> None:
+        super().__init__(plan, *arguments, **given)
+        sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
+        self.bytes = {bytes_: name for name, bytes_ in reversed(sizes.items())}
+        self.touched: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
+        for number, step in enumerate(plan.steps):
+            for window in touched(step):
+                if window.buffer in sizes:
+                    self.touched.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
+                elif not isinstance(step, KernelStep):
+                    raise VerifyError(f"step {number} of {plan.name} touches {window.buffer}, which is not there")
 
     def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
         """See `Specializer`.
@@ -37,8 +53,8 @@ class Judged(Specializer):
         except (OverflowError, ZeroDivisionError) as error:
             raise InputError(f"{self.plan.name} does not take these sizes", why=str(error),
                              do="call it with other sizes") from error
-        self._check_windows(record)
-        judge(self.plan, values, record.offsets, _top(self, record, values), record.kept)
+        self._check_windows(record.values)
+        check_layout(self.plan, values, record.offsets, _top(self, record, values), record.kept)
         return record
 
     def _check_facts(self, values: dict[str, int]) -> None:
@@ -55,27 +71,22 @@ class Judged(Specializer):
                                      do="call it with such sizes, or compile it for others")
 
     def _check_bytes(self, values: dict[str, int]) -> None:
-        for buffer in self.plan.buffers:
-            if symbols_of(buffer.bytes) <= values.keys():
-                bytes_ = evaluate(buffer.bytes, values)
+        for formula, name in self.bytes.items():
+            if symbols_of(formula) <= values.keys():
+                bytes_ = evaluate(formula, values)
                 if not 0 <= bytes_ < MOST_BYTES:
                     raise InputError(f"{self.plan.name} does not take these sizes",
-                                     why=f"the value {buffer.name} would have {bytes_} bytes",
+                                     why=f"the value {name} would have {bytes_} bytes",
                                      do="call it with smaller sizes")
 
-    def _check_windows(self, record: Specialization) -> None:
+    def _check_windows(self, values: dict[str, int]) -> None:
         """Whether what steps touch lies inside of the buffers."""
-        sizes = {b.name: evaluate(b.bytes, record.values) for b in self.plan.buffers}
-        for number, step in enumerate(self.plan.steps):
-            for window in touched(step):
-                if window.buffer in sizes:
-                    end = _end(window, record.values)
-                    if end is not None and not 0 <= end[0] <= end[1] <= sizes[window.buffer]:
-                        raise VerifyError(f"step {number} of {self.plan.name} touches bytes {end[0]} to {end[1]} of "
-                                          f"{window.buffer}, which has {sizes[window.buffer]}",
-                                          where=getattr(step, "where", ""), do="save the program again")
-                elif not isinstance(step, KernelStep):
-                    raise VerifyError(f"step {number} of {self.plan.name} touches {window.buffer}, which is not there")
+        for (formula, *_), (number, window) in self.touched.items():
+            end, bytes_ = _end(window, values), evaluate(formula, values)
+            if end is not None and not 0 <= end[0] <= end[1] <= bytes_:
+                raise VerifyError(f"step {number} of {self.plan.name} touches bytes {end[0]} to {end[1]} of "
+                                  f"{window.buffer}, which has {bytes_}",
+                                  where=getattr(self.plan.steps[number], "where", ""), do="save the program again")
 
 
 def _end(window: Window, values: dict[str, int]) -> tuple[int, int] | None:

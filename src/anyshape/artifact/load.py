@@ -23,7 +23,7 @@ from anyshape.artifact.container import WEIGHTS, Container, refused
 from anyshape.artifact.host_steps import HostSteps
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode
-from anyshape.artifact.requirements import FORMAT, VERSION, check
+from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
 from anyshape.artifact.safetensors import parse_json
 from anyshape.artifact.signature import Signature, decode, most_leaf
 from anyshape.artifact.text_limits import parse_graph, parse_plan
@@ -34,6 +34,7 @@ from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ArtifactError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
+from anyshape.plan.verify import verify
 from anyshape.runtime.call.program import Program
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
@@ -91,9 +92,10 @@ def read_head(container: Container) -> Head:
     if found.get("format") != FORMAT:
         raise refused(where, f"the format is {str(found.get('format'))[:80]!r}, not {FORMAT!r}")
     version = found.get("version")
-    if version != VERSION:
+    if version not in (VERSION, WITH_VECTORS) or isinstance(version, bool):
         made = found.get("made_with", "")
-        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads version {VERSION}",
+        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads versions {VERSION} and "
+                            f"{WITH_VECTORS}",
                             where=where, why=f"it was made with {str(made)[:80]}",
                             do="install a later AnyShape, or save the program again with this one")
     weights, needed, digests = found.get("weights"), found.get("needed"), found.get("digests")
@@ -151,6 +153,7 @@ def _compiled(container: Container, head: Head) -> tuple[Any, Plan, Sequence[Loa
             planned = plan_graph(graph, target, config, needed=needed)
         except Exception as error:  # the border to a stranger's graph
             raise refused(f"{container.path}: graph.txt", f"it cannot be compiled: {str(error)[:200]}") from error
+    verify(planned.plan)  # at each new set of sizes only what depends on them is checked
     kernels = [one for one in planned.kernels if isinstance(one, LoadedKernel)]
     return target, planned.plan, kernels
 
@@ -188,20 +191,41 @@ class LoadedModel:
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        program = self.program
-        if program is None:
-            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        program = self._open()
         flat = self.signature.flat(arguments, keywords)
+        results = program(self._given(flat))
+        make = arrays.outgoing(flat)
+        return self.signature.nested([make(one, dtype) if dtype else one
+                                      for one, dtype in zip(results, self.dtypes, strict=True)])
+
+    def run(self, flat: Sequence[Any]) -> list[Any]:
+        """The program's outputs, as arrays of numpy (of bf16 the bits) and numbers, for one argument per input of the
+        signature. Errors as of a call."""
+        return self._open()(self._given(flat))
+
+    def bytes_of(self, flat: Sequence[Any]) -> int:
+        """Bytes of memory that such a call takes, results included; arguments and weights are not. Nothing runs.
+        Errors as of a call's arguments."""
+        program = self._open()
+        record = program.specialization(self._given(flat))
+        results = sum((1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))) * dtype.itemsize
+                      for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
+                      if 0 not in sizes)
+        return results + record.arena + record.scratch * program.driver.threads()
+
+    def _open(self) -> Program:
+        if self.program is None:
+            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        return self.program
+
+    def _given(self, flat: Sequence[Any]) -> list[Any]:
+        """The program's arguments."""
         for number, value in self.fixed:
             if flat[number] != value or type(flat[number]) is not type(value):
                 raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
                                  why=f"the program was made for {value!r}")
-        results = program([0 if number in self.closed else arrays.incoming(flat[number], self.names[number],
-                                                                           self.kinds[number])
-                           for number in self.order])
-        make = arrays.outgoing(flat)
-        return self.signature.nested([make(one, dtype) if dtype else one
-                                      for one, dtype in zip(results, self.dtypes, strict=True)])
+        return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number], self.kinds[number])
+                for number in self.order]
 
     def describe(self) -> str:
         """What a call takes, a line an argument, with sizes by name and their ranges."""
@@ -261,7 +285,9 @@ def _order(plan: Plan, signature: Signature, bound: Mapping[int, Any], where: st
     if len(used) != len(by_position) or sorted(by_position) != taken:
         raise refused(where, "not every input of the program is an argument or has weights")
     for position, number in by_position.items():
-        if (signature.inputs[number].kind == "array") is not isinstance(plan.inputs[position], TensorType):
+        entry, kind = plan.inputs[position], signature.inputs[number].kind
+        scalar = not isinstance(entry, TensorType) or not entry.shape  # as fixed values are, which nothing reads
+        if not (scalar if kind == "fixed" else isinstance(entry, TensorType) is (kind == "array")):
             raise refused(where, f"the argument {signature.inputs[number].name[:80]} is of another kind")
     return [by_position[position] for position in taken]
 

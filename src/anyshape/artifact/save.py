@@ -5,12 +5,13 @@
     kernels.txt, plan.txt  what the compiler made of it; a cache, as the native code is
     weights.safetensors    parameters, buffers and constants
     native/                objects for the machine that saved it
+    tests.safetensors      calls and their results, where somebody wanted them
 """
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from anyshape.artifact import native_code, safetensors
-from anyshape.artifact.container import WEIGHTS, write
-from anyshape.artifact.requirements import FORMAT, VERSION, check
+from anyshape.artifact.container import VECTORS, WEIGHTS, write
+from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
 from anyshape.artifact.signature import Signature
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import OutputError
@@ -42,10 +43,12 @@ class Deployable:
     signature: Signature
 
 
-def save(program: Deployable, path: str | Path, native: bool = True) -> Path:
-    """Writes a program to `path`. native: with the machine code of this machine.
+def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequence[Sequence[Any]] = ()) -> Path:
+    """Writes a program to `path`. native: with the machine code of this machine. tests: arguments of calls, which are
+    stored with what the saved program gives for them.
 
     Raises:
+        InputError: the arguments of a test do not fit.
         Unsupported: something of it cannot run without what made it; nothing is written.
         OutputError: the file cannot be written.
     """
@@ -64,14 +67,27 @@ def save(program: Deployable, path: str | Path, native: bool = True) -> Path:
         "format": FORMAT, "version": VERSION, "made_with": {"anyshape": __version__},
         "signature": program.signature.encode(), "weights": positions,
         "needed": [str(size) for size in plan.nonnegative],
-        "digests": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
     }
-    text = json.dumps(head, indent=1).encode()
+    if tests:
+        from anyshape.artifact.test_vectors import recorded  # by way of the loader, which others do without
+        untested = path.with_name(f"{path.name}.untested")
+        try:
+            _write(untested, head, members)
+            members[VECTORS] = recorded(untested, native, tests)
+        finally:
+            untested.unlink(missing_ok=True)
+        head["version"] = WITH_VECTORS
+    _write(path, head, members)
+    return path
+
+
+def _write(path: Path, head: Mapping[str, Any], members: Mapping[str, bytes]) -> None:
+    """Writes a file of these members."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
     try:
-        write(path, {"format.json": text, **members})
+        write(path, {"format.json": json.dumps({**head, "digests": digests}, indent=1).encode(), **members})
     except OSError as error:
         raise OutputError(f"{path} cannot be written", why=str(error), do="name another path") from error
-    return path
 
 
 def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, Any]]], list[list[Any]]]:

@@ -6,7 +6,7 @@ An input is an array, a whole number, or a value that was fixed when the program
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,6 +68,10 @@ class Signature:
     def nested(self, outputs: Sequence[Any]) -> Any:
         """The results as the program's author returned them."""
         return _nested(self.results, outputs)
+
+    def result_names(self, name: str = "result") -> list[tuple[str, int]]:
+        """A name for each result, and which output it is: "result", or "result.0", "result.key" of nested ones."""
+        return list(_named(self.results, name))
 
     def encode(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -158,6 +162,15 @@ def _fill(tree: Tree, value: Any, found: list[Any], signature: Signature) -> Non
 
 def _advice(signature: Signature) -> str:
     return f"pass {', '.join(one.name for one in signature.inputs) or 'nothing'}, nested as when it was exported"
+
+
+def _named(tree: Tree, name: str) -> Iterator[tuple[str, int]]:
+    if isinstance(tree, int):
+        yield name, tree
+        return
+    items = tree[1] if tree[0] == "dict" else enumerate(tree[1])
+    for key, item in items:
+        yield from _named(item, f"{name}.{key}")
 
 
 def _nested(tree: Tree, outputs: Sequence[Any]) -> Any:

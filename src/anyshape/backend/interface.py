@@ -109,6 +109,10 @@ class PlanRunner(Protocol):
     def scratch_of_steps(self, payload: Any) -> Mapping[int, int]:
         """Bytes of scratch that each thread needs, by step; those that need none may be missing."""
 
+    def versions(self, payload: Any) -> Mapping[int, tuple[str, ...]]:
+        """In words, which versions of its kernels a step runs at these sizes, by step: of several the first one whose
+        alignment all addresses have. Empty where the plan says it all."""
+
     def frame(self, payload: Any, addresses: Sequence[int], lower: int, upper: int, scratch: int, threads: int) -> Any:
         """The frame of one call, which belongs to it alone.
 

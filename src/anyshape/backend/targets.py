@@ -11,7 +11,7 @@ from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import DeviceError
 
 # PyTorch's word for a kind of devices -> module with `target_of(cache, products)`; of devices with numbers or drivers
-# also `device_target_of(cache, products, device)`
+# also `device_target_of(cache, products, device, graphs_after)`
 TARGETS = {"cpu": "anyshape.backend.cpu.target", "cuda": "anyshape.backend.triton.gpu"}
 DEFAULT = "cpu"
 HOST = "anyshape.backend.cpu.native_routines"
@@ -33,7 +33,7 @@ def target_of(config: Config, device: str = "") -> Target:
     module, given = _module(TARGETS[name]), (cache_of(config), config.products_mode)
     if name == DEFAULT:
         return module.target_of(*given)  # type: ignore[no-any-return]
-    return module.device_target_of(*given, device)  # type: ignore[no-any-return]
+    return module.device_target_of(*given, device, config.device_graphs)  # type: ignore[no-any-return]
 
 
 def usual_target() -> Target:

@@ -6,7 +6,8 @@ import itertools
 import threading
 
 COUNTERS = ("programs", "runs", "plans", "kernels", "extern_calls", "eager_calls", "compile_seconds", "cache_hits",
-            "cache_misses", "fusion_retries", "collectives", "arena_bytes", "arena_peak_bytes")
+            "cache_misses", "fusion_retries", "collectives", "collective_wait_seconds", "arena_bytes",
+            "arena_peak_bytes")
 # what is held now is a level, not a count: a reset must not forget it
 LEVELS = ("arena_bytes",)
 

@@ -6,17 +6,23 @@ A message costs its latency, whatever it brings; so gradients are added up in fe
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2). The walk takes equations in
 order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or all the rest waits,
 it is sent, and what waited follows.
+
+How full a bucket is before it goes depends on what is left to hide it behind: the backward of the gradients that come
+later, and in the end only the weight updates of those before. So each bucket is half as large as the one before it, and
+there is one for some fifteen tensors: of a llama of 4 layers, with 39 parameters, two, of 2/3 and 1/3 of the bytes.
 """
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.sym.expr import Size
 
-BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel has it
+BUCKET_BYTES = 100 << 20  # the most of one message, which is memory while it is under way
+GATHER_BYTES = 25 << 20  # the same of weights that are gathered, which are held from then on
+TENSORS = 15  # that a bucket is for
 JOINED = ("all_reduce", "reduce_scatter", "all_gather")
 
 
@@ -37,6 +43,14 @@ class _Walk:
         self.waiting: list[Node] = []
         self.blocked: set[str] = set()
         self.effect_waits = False  # effects keep their order
+        self.left: Counter[tuple[Attr, ...]] = Counter()  # bytes, at the hints, that were not sent
+        self.buckets: Counter[tuple[Attr, ...]] = Counter()  # that they are for
+        for node in graph.nodes:
+            if node.op in JOINED:
+                self.left[_key(node)] += self.facts.hint(_bytes(node))
+                self.buckets[_key(node)] += len(node.inputs)
+        for key, tensors in self.buckets.items():
+            self.buckets[key] = max(1, tensors // TENSORS)
 
     def run(self) -> tuple[Node, ...]:
         while self.queue or self.open:
@@ -58,20 +72,28 @@ class _Walk:
         key = _key(node)
         bucket = self.open.setdefault(key, _Bucket(key))
         bucket.nodes.append(node)
-        bucket.bytes = bucket.bytes + sum((v.tensor.bytes for v in node.values()), start=0)  # type: ignore[operator]
+        bucket.bytes = bucket.bytes + _bytes(node)
         self.blocked.update(v.name for v in node.outputs)
-        if self.facts.hint(bucket.bytes) >= self.limit:
+        count = self.buckets[key]
+        share = self.left[key] * 2 ** (count - 1) // (2 ** count - 1)
+        if self.facts.hint(bucket.bytes) >= min(self.limit, share):
+            self.buckets[key] = max(1, count - 1)
             self.send()
 
     def send(self) -> None:
         """Sends all open buckets; what waited for them is next."""
         for bucket in self.open.values():
             self.nodes.append(_merged(bucket))
+            self.left[bucket.key] -= self.facts.hint(bucket.bytes)
         self.open.clear()
         self.blocked.clear()
         self.effect_waits = False
         self.queue.extendleft(reversed(self.waiting))
         self.waiting.clear()
+
+
+def _bytes(node: Node) -> Size:
+    return sum((v.tensor.bytes for v in node.values()), start=0)  # type: ignore[operator,return-value]
 
 
 def _key(node: Node) -> tuple[Attr, ...]:
@@ -140,6 +162,6 @@ def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
 
 
 def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
-    """The graph with collectives in buckets of about `limit` bytes."""
-    graph = _with_gathers_joined(graph, limit)
+    """The graph with collectives in buckets of at most about `limit` bytes."""
+    graph = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
     return graph.replace(nodes=_Walk(graph, limit).run())

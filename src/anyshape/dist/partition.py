@@ -13,7 +13,7 @@ priorities.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyshape.dist.placement import REPLICATE, Partial, Placement, Replicate, Shard, exact
 from anyshape.dist.reshape import reshaped
@@ -29,6 +29,7 @@ FAR = 1000.0  # what a byte costs that is not to move, in bytes
 DEBT = 0.99  # of the cost of adding up a partial result, which is charged where it is made
 TOUCH = 0.02  # bytes sent in the time in which one byte of a result is computed
 EXTREMES = ("amax", "amin")
+ATTENTION = {"attention": 0, "attention_backward": 1}  # by op, the place of its queries
 Choice = tuple[tuple[Placement | None, ...], tuple[Placement, ...]]  # of operands, of results
 
 
@@ -235,7 +236,8 @@ class _Partitioner:
                 if (found := reshaped(result, source, one)) is not None:
                     yield (found,), (one,)
             return
-        yield from self.by_factors(node, seeds, pins)
+        yield from self.by_factors(node, [*seeds, *self.heads(node, seeds)], pins)
+        yield from self.ring(node)
         yield from self.lookups(node, pins)
 
     def rows(self, node: Node) -> Iterator[tuple[int, Shard]]:
@@ -275,6 +277,33 @@ class _Partitioner:
         pairs = [*zip(node.inputs, factor.ins, strict=True), *zip(node.outputs, factor.outs, strict=True)]
         return all(exact(v.tensor.shape[d], one.outer * one.count) is not None
                    for v, d in pairs if isinstance(v, Value) and isinstance(d, int))
+
+    def heads(self, node: Node, seeds: list[tuple[int, Shard]]) -> Iterator[tuple[int, Shard]]:
+        """Of attention over a sequence that is dealt out, heads in its place (Ulysses: Jacobs et al., 2023)."""
+        if self.sharding.attention == "ulysses" and node.op in ATTENTION and any(one.dim == 2 for _, one in seeds):
+            for i, value in enumerate(node.inputs[:ATTENTION[node.op] + 3]):
+                assert isinstance(value, Value)
+                yield i, self.canonical(Shard(1), value.tensor.shape)  # type: ignore[misc]
+
+    def ring(self, node: Node) -> Iterator[Choice]:
+        """Attention over a sequence that is dealt out, keys and values going around (Liu et al., "Ring Attention",
+        2023); none with a mask, whose columns each rank would need."""
+        if self.sharding.attention != "ring" or node.op not in ATTENTION:
+            return
+        before = ATTENTION[node.op]
+        tensors = list(node.values())
+        if len(tensors) != (6 if before else 3):
+            return
+        q, k = tensors[before], tensors[before + 1]
+        rows = self.canonical(Shard(2), q.tensor.shape)
+        columns = self.canonical(Shard(2), k.tensor.shape)
+        if self.place[q.name] != rows or not isinstance(rows, Shard) or not isinstance(columns, Shard):
+            return
+        first, other = replace(rows, dim=1), replace(columns, dim=1)
+        if before:
+            yield (rows, rows, columns, columns, rows, rows), (first, other, other)
+        else:
+            yield (rows, columns, columns), (first, rows)
 
     def lookups(self, node: Node, pins: list[tuple[int, Shard]]) -> Iterator[Choice]:
         """Of a table whose rows are dealt out: zero where another rank has the row; and writes into own rows only."""
@@ -394,6 +423,11 @@ class _Partitioner:
             attrs["shape"] = kinds[0].shape
         if node.op == "slice" and isinstance(outs[0], Shard) and attrs["dim"] == outs[0].dim:
             attrs["count"] = kinds[0].shape[outs[0].dim]
+        op = node.op
+        if op in ATTENTION and all(isinstance(one, Shard) and one.dim == 2 for one in ins):
+            op, at = f"ring_{op}", ATTENTION[op]
+            attrs |= {"axis": self.sharding.axis, "parts": tuple(
+                self.parts(node.inputs[i].tensor.shape, ins[i]).attr() for i in (at, at + 1))}  # type: ignore
         if node.op in EXTREMES and isinstance(outs[0], Partial) and isinstance(ins[0], Shard):
             given[0] = self.never_empty(given[0], ins[0], node.op)
         counted = self.total(node.inputs[0]) if node.op == "full" and isinstance(node.inputs[0], Expr) else None
@@ -403,7 +437,7 @@ class _Partitioner:
         elif self.is_lookup(node, ins, outs):
             self.lookup(node, given, attrs, made[0], ins[0])
         else:
-            self.nodes.append(Node(node.op, tuple(given), tuple(attrs.items()), made, node.where))
+            self.nodes.append(Node(op, tuple(given), tuple(attrs.items()), made, node.where))
         if _is_zero(node, self.zeros):
             self.zeros.add(node.output.name)
 

@@ -21,7 +21,7 @@ from typing import Any
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import kind_of, size_of
-from anyshape.ops.collective import COLLECTIVES, parts_of
+from anyshape.ops.collective import COLLECTIVES, RINGS, parts_of
 from anyshape.sym.expr import Expr, Size, symbol, symbols_of
 
 Index = tuple[Size, ...]
@@ -42,6 +42,8 @@ class Factor:
 
 def factors(node: Node) -> tuple[Factor, ...]:
     """The factors of an equation; none for reshape, whose dims are split and merged (dist/reshape.py)."""
+    if node.op in RINGS:
+        return tuple(_of_ring(node))
     if node.op in COLLECTIVES:
         return tuple(_of_collective(node))
     one = row(node)
@@ -65,6 +67,8 @@ def passes_partial(node: Node, partial: Container[str], combine: str, zeros: Con
     zeros: names of operands that are zero everywhere.
     """
     names = [value.name for value in node.values() if value.name in partial]
+    if node.op in RINGS:
+        return False
     if node.op in COLLECTIVES:
         return combine == (node.attr("combine") if node.op == "all_reduce" else "add")
     one = OPS[node.op]
@@ -279,6 +283,13 @@ def _topk(node: Node) -> Iterator[Factor]:
     for d, size in enumerate(_shape(node.inputs[0])[:-1]):
         if size != 1:
             yield Factor((d,), (d, d))
+
+
+def _of_ring(node: Node) -> Iterator[Factor]:
+    """Of another axis: batch and heads."""
+    if node.op == "ring_attention":
+        return _by_letters(node, "BHmd", "BHnd", "BHnd", "BmHd", "BHm")
+    return _by_letters(node, "BHmd", "BHmd", "BHnd", "BHnd", "BHm", "BHm", "BmHd", "BnHd", "BnHd")
 
 
 def _of_collective(node: Node) -> Iterator[Factor]:

@@ -17,6 +17,7 @@ from anyshape.base.errors import ParseError
 from anyshape.dist.placement import REPLICATE, Partial, Placement, placement_of
 
 KEEPS = ("", "data", "weights")
+ATTENTIONS = ("", "ring", "ulysses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Sharding:
         and FSDP, which gathers weights; "weights", all the rest, as under tensor parallelism; "": bytes alone count.
     data: names of the inputs that a batch consists of.
     given: symbols of sizes that callers give as parts: each rank says how many it has (rows of a batch).
+    attention: how attention over a sequence that is dealt out is done: "ring", keys and values go around; "ulysses",
+        heads are dealt out by all_to_all; "": as cost has it.
     """
 
     axis: str
@@ -39,9 +42,10 @@ class Sharding:
     keep: str = ""
     data: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
+    attention: str = ""
 
     def __post_init__(self) -> None:
-        assert self.keep in KEEPS, self.keep
+        assert self.keep in KEEPS and self.attention in ATTENTIONS, self
         assert not any(isinstance(one, Partial) for _, one in self.placements), self.placements
 
     def placed(self) -> Mapping[str, Placement]:
@@ -55,6 +59,7 @@ class Sharding:
     def __str__(self) -> str:
         lines = [f"axis {self.axis} {self.ranks}"]
         lines += [f"keep {self.keep}"] if self.keep else []
+        lines += [f"attention {self.attention}"] if self.attention else []
         lines += [f"data {' '.join(self.data)}"] if self.data else []
         lines += [f"given {' '.join(self.given)}"] if self.given else []
         lines += [f"place {name}: {one}" for name, one in self.placements]
@@ -67,7 +72,7 @@ def sharding_of(text: str) -> Sharding:
     Raises:
         ParseError: a line is none of it.
     """
-    axis, ranks, keep = "", 0, ""
+    axis, ranks, keep, attention = "", 0, "", ""
     data: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     placements: list[tuple[str, Placement]] = []
@@ -79,6 +84,8 @@ def sharding_of(text: str) -> Sharding:
             axis, ranks = rest.split()[0], int(rest.split()[1])
         elif word == "keep" and rest in KEEPS:
             keep = rest
+        elif word == "attention" and rest in ATTENTIONS:
+            attention = rest
         elif word == "data":
             data = tuple(rest.split())
         elif word == "given":
@@ -87,7 +94,8 @@ def sharding_of(text: str) -> Sharding:
             (placements if word == "place" else pins).append((name.strip(), placement_of(placement)))
         elif word:
             raise ParseError(f"line {number} is no line of a sharding: {line.strip()}",
-                             why="lines are axis, keep, data, given, place and pin", do="see str() of a sharding")
+                             why="lines are axis, keep, attention, data, given, place and pin",
+                             do="see str() of a sharding")
     if not axis:
         raise ParseError("the text is no sharding", why="it names no axis", do="begin with a line `axis name ranks`")
-    return Sharding(axis, ranks, tuple(placements), tuple(pins), keep, data, given)
+    return Sharding(axis, ranks, tuple(placements), tuple(pins), keep, data, given, attention)

@@ -8,6 +8,11 @@
              its inputs; so tables and the vocabulary are dealt out too
     sp       tp, and what lies between products is dealt out along the sequence, dim 1 (Korthikanti et al., "Reducing
              Activation Recomputation in Large Transformer Models", 2022): partial sums are scattered, not added up
+    ulysses  the sequence of a batch that all ranks have; attention deals out heads instead, by all_to_all (Jacobs et
+             al., "DeepSpeed Ulysses", 2023)
+    ring     the same, and in attention keys and values go around (Liu et al., "Ring Attention", 2023)
+    pp       pipeline parallel: the batch is dealt out to micro-batches, which run one after another through stages of
+             the graph (dist/pipeline/segments.py); a micro-batch is a rank of an axis that is time
 
 A mesh of several axes has a strategy for each, by the names of its axes.
 """
@@ -29,10 +34,16 @@ from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Expr, symbols_of
 
-PRODUCTS = ("tp", "sp")  # strategies that deal out products, all ranks with the same batch
+CONTEXT = ("ring", "ulysses")  # strategies that deal out sequences
+PRODUCTS = ("tp", "sp")  # strategies that deal out products
+SHARED = (*PRODUCTS, *CONTEXT)  # all ranks have the same batch
 AXES = {"data": "ddp", "ddp": "ddp", "zero1": "zero1", "fsdp": "fsdp", "tensor": "tp", "tp": "tp", "sequence": "sp",
-        "sp": "sp"}
-ALONE = {"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor"}  # the one axis of a word
+        "sp": "sp", "ulysses": "ulysses", "ring": "ring", "context": "ring", "pp": "pp", "pipe": "pp"}
+# the one axis of a word
+ALONE = {"ddp": "data", "zero1": "data", "fsdp": "fsdp", "tp": "tensor", "sp": "tensor", "pp": "pp",
+         "ring": "context", "ulysses": "context"}
+MICRO = "micro"  # the axis of micro-batches
+FLOATS = ("f64", "f32", "bf16", "f16")
 WIDE = 1.0  # multiply-adds a byte: as if products were wide, so that they are always done in parts
 
 
@@ -50,21 +61,48 @@ class Roles:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """How micro-batches go through the stages of a pipeline.
+
+    name: gpipe, 1f1b, interleaved or zero-bubble (dist/pipeline/schedules.py). micro: micro-batches of a step; 0: two
+    for each rank of the pipeline. chunks: stages of a rank, more than one of an interleaved schedule.
+    """
+
+    name: str = "1f1b"
+    micro: int = 0
+    chunks: int = 1
+
+    def micro_of(self, ranks: int) -> int:
+        """Micro-batches of a step on so many ranks."""
+        return self.micro or 2 * ranks
+
+    def __str__(self) -> str:
+        return f"{self.name} micro={self.micro} chunks={self.chunks}"
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """How a train step is dealt out.
 
     mesh: of the ranks. kinds: for each axis a strategy by name.
     overrides: (pattern of parameter names, axis, placement) each: what the user fixes; the last one that fits counts.
+    pipeline: the schedule along an axis whose kind is "pp".
     """
 
     mesh: Mesh
     kinds: tuple[str, ...]
     overrides: tuple[tuple[str, str, Placement], ...] = ()
+    pipeline: PipelineSchedule = PipelineSchedule()
 
     def __str__(self) -> str:
         kinds = [f"{axis.name}: {kind}" for axis, kind in zip(self.mesh.axes, self.kinds, strict=True)]
         fixed = [f"{pattern} {axis}: {one}" for pattern, axis, one in self.overrides]
-        return "\n".join([str(self.mesh), *kinds, *fixed])
+        return "\n".join([str(self.mesh), *kinds, *fixed, *([str(self.pipeline)] if self.pipe else [])])
+
+    @property
+    def pipe(self) -> Axis | None:
+        """The axis of a pipeline; None where there is none."""
+        return next((axis for axis, kind in zip(self.mesh.axes, self.kinds, strict=True) if kind == "pp"), None)
 
 
 def strategy_of(given: object, world: int) -> Strategy:
@@ -97,15 +135,18 @@ def partitioned(graph: Graph, strategy: Strategy, roles: Roles) -> list[LocalGra
     """The local graphs of a step, axis after axis; ranks run the last one."""
     chain: list[LocalGraph] = []
     given = given_symbols(graph, roles)
-    # products first: rows are dealt out of what each group of ranks shares
-    order = sorted(range(len(strategy.kinds)), key=lambda place: strategy.kinds[place] not in PRODUCTS)
+    # products first: rows are dealt out of what each group of ranks shares; then micro-batches, whose sums come first
+    order = sorted(range(len(strategy.kinds)), key=lambda place: (
+        strategy.kinds[place] not in PRODUCTS, strategy.kinds[place] not in SHARED, strategy.kinds[place] != "pp"))
     for place in order:
         axis, kind = strategy.mesh.axes[place], strategy.kinds[place]
+        if kind == "pp":
+            axis, kind = Axis(MICRO, strategy.pipeline.micro_of(axis.size)), "ddp"
         sharding = sharding_for(graph, axis, kind, roles, given, strategy.overrides)
         local = partition(graph, sharding, WIDE if kind in PRODUCTS else 500.0)
         if kind == "sp":
             local = partition(graph, along_sequence(graph, local), WIDE)
-        if kind not in PRODUCTS:
+        if kind not in SHARED:
             given = tuple(name for name, n in local.counts if isinstance(n, Expr) and symbols_of(n) <= set(given))
         chain.append(local)
         graph = local.graph
@@ -130,7 +171,7 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
     placed: dict[str, Placement] = {}
     if kind in PRODUCTS:
         placed |= WeightWalk(graph, axis.size, roles.weights, roles.data).run()
-    else:
+    elif kind not in CONTEXT:
         placed |= {name: Shard(0) for name in roles.data
                    if name in types and types[name].rank and str(types[name].shape[0]) in given}
     if kind == "fsdp":
@@ -150,8 +191,31 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
     data = tuple(roles.data)
     whole = {name: one.of(types[name].shape) if isinstance(one, Shard) else one for name, one in placed.items()}
     pins = gradient_pins(graph, whole, reached(graph, data))
+    if kind in CONTEXT:
+        pins = {**sequence_pins(graph, data), **pins}
     return Sharding(axis.name, axis.size, tuple(placed.items()), tuple(pins.items()),
-                    "weights" if kind in PRODUCTS else "data", data, tuple(given) if kind not in PRODUCTS else ())
+                    "weights" if kind in PRODUCTS else "data", data, () if kind in SHARED else tuple(given),
+                    kind if kind in CONTEXT else "")
+
+
+def sequence_pins(graph: Graph, data: Sequence[str]) -> dict[str, Placement]:
+    """Activations [batch, sequence, ...], forward and backward, are dealt out along the sequence: dims that are made of
+    the second dim of a batch."""
+    lengths = {str(name) for v in graph.inputs if v.name in data and v.tensor.rank > 1
+               for name in _symbols(v.tensor.shape[1]) - _symbols(v.tensor.shape[0])}
+    heavy = reached(graph, data)
+    found: dict[str, Placement] = {}
+    for value in (v for node in graph.nodes for v in node.outputs):
+        shape = value.tensor.shape if isinstance(value.type, TensorType) else ()
+        if value.name in heavy and len(shape) in (3, 4) and value.tensor.dtype in FLOATS:
+            along = [d for d, size in enumerate(shape) if _symbols(size) & lengths]
+            if along == [1]:
+                found[value.name] = Shard(1)
+    return found
+
+
+def _symbols(size: object) -> set[str]:
+    return set(symbols_of(size)) if isinstance(size, Expr) else set()
 
 
 def along_sequence(graph: Graph, local: LocalGraph) -> Sharding:

@@ -1,6 +1,7 @@
 """Export of a compiled program for deployment: what `anyshape.save` is given, as a file has it (artifact/save.py)."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,18 @@ from anyshape.ir.types import TensorType
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
 
-def save_compiled(compiled: Any, path: str | Path, native: bool) -> Path:
+def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
     """See `anyshape.save`."""
     if isinstance(compiled, Deployable):
-        return save(compiled, path, native)
+        return save(compiled, path, native, tests)
     own = getattr(type(compiled), "deployable", None)  # of importers, whose packages need not be installed
     if own is not None:
-        return save(own(compiled), path, native)
+        return save(own(compiled), path, native, tests)
     if not isinstance(compiled, ExportedCallable):
         raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}", do=EXPORT,
                           why="it takes what was compiled of an ExportedProgram, an ONNX model, a StableHLO module or "
                           "a function of JAX, which say what sizes may change")
-    return save(deployable(compiled), path, native)
+    return save(deployable(compiled), path, native, tests)
 
 
 def deployable(compiled: ExportedCallable) -> Deployable:

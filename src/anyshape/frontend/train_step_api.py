@@ -156,6 +156,7 @@ class TrainStep:
         """After a batch has changed what it changes."""
         state = self._whole.state
         with DeferInterrupts():
+            self._states.count(is_last)
             self._states.settle()
             self.position = 0 if is_last else self.position + 1
             if is_last:

@@ -11,6 +11,13 @@ Each of the G heads of k and v serves H / G heads of q, one after another; that 
 infinity, is zero, and so is its logarithm, as in PyTorch's fused attention. Results have the heads second to last: the
 order in which a projection that follows reads them. In bf16 and f16, mask, logarithms and products are f32; weights and
 gradients of scores are rounded where they are factors.
+
+    ring_attention(q, k, v | axis, parts, causal, scale)
+    ring_attention_backward(gradient, q, k, v, logarithms, products | axis, parts, causal, scale)
+
+are the same of a sequence that is dealt out over the ranks along an axis of a mesh (ops/collective.py): each rank has
+rows of q and of what is shaped like it, columns of k and v, and gets its rows and columns of the results. `parts` has
+two entries, of the rows and of the columns.
 """
 from __future__ import annotations
 
@@ -85,4 +92,7 @@ def _infer_backward(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 
 add_row("attention", "library", "q, k, v, ... | causal, scale", _infer)
 add_row("attention_backward", "library", "gradient, q, k, v, logarithms, products, ... | causal, scale",
+        _infer_backward)
+add_row("ring_attention", "extern", "q, k, v | axis, parts, causal, scale", _infer)
+add_row("ring_attention_backward", "extern", "gradient, q, k, v, logarithms, products | axis, parts, causal, scale",
         _infer_backward)

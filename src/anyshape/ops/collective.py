@@ -19,7 +19,8 @@ from anyshape.ir.types import TensorType
 from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, is_size, tensor
 from anyshape.sym.expr import Size
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+RINGS = ("ring_attention", "ring_attention_backward")  # ops/attention.py
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *RINGS)
 COMBINES = ("add", "mul", "maximum", "minimum", "or", "and")
 
 

@@ -2,6 +2,7 @@
 plan/memory/symbolic_allocator.py works."""
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -15,6 +16,8 @@ from anyshape.plan.ir.program import (
     MemoryStep,
     Plan,
     Window,
+    is_launch,
+    is_wait,
     step_writes,
     touched,
 )
@@ -56,15 +59,21 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
 
     Raises:
         VerifyError: a step reads a value that no step before it makes; calls with effects are not in the order of the
-            program; two buffers overlap while both are alive; one is misaligned, outside the arena, or crosses the
-            border of the kept block; or the arena is not the top of the highest buffer.
+            program; a collective is not waited for once, or its message touched by another step; two buffers overlap
+            while both are alive; one is misaligned, outside the arena, or crosses the border of the kept block; or the
+            arena is not the top of the highest buffer.
     """
     _check_order(plan)
     if offsets is None:
         offsets = {name: evaluate(offset, values) for name, offset in plan.offsets}
-    arena = evaluate(plan.arena, values) if arena is None else arena
-    kept = evaluate(plan.kept, values) if kept is None else kept
-    placed: list[tuple[int, int, Buffer]] = []
+    check_layout(plan, values, offsets, evaluate(plan.arena, values) if arena is None else arena,
+                 evaluate(plan.kept, values) if kept is None else kept)
+    return lower_bound(plan, values)
+
+
+def check_layout(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int], arena: int, kept: int) -> None:
+    """What `judge` checks of a layout, of a plan whose order is right."""
+    placed: list[tuple[int, int, tuple[int, int], Buffer]] = []
     top = kept
     for buffer in plan.buffers:
         if buffer.in_arena and buffer.name not in offsets:
@@ -80,15 +89,18 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
         if start < kept < stop or ((buffer.is_saved or buffer.is_restored) and stop > kept):
             _fail(plan, f"buffer {buffer.name} at {start}..{stop} crosses the kept block of {kept} bytes")
         top = max(top, stop)
-        placed.append((start, stop, buffer))
+        placed.append((start, stop, _life(plan, buffer), buffer))
     if (top + 63) // 64 * 64 != arena:
         _fail(plan, f"the arena is {arena} bytes, the highest buffer ends at {top}")
-    for i, (start, stop, one) in enumerate(placed):
-        for other_start, other_stop, other in placed[:i]:
-            shared = min(stop, other_stop) - max(start, other_start)
-            if shared > 0 and _together(plan, one, other) and not (one.is_restored and other.is_restored):
+    placed.sort(key=lambda entry: entry[0])
+    for i, (_, stop, (first, last), one) in enumerate(placed):
+        for other_start, other_stop, (other_first, other_last), other in itertools.islice(placed, i + 1, None):
+            if other_start >= stop:
+                break  # as all behind it
+            shared = min(stop, other_stop) - other_start
+            together = first <= other_last and other_first <= last
+            if shared > 0 and together and not (one.is_restored and other.is_restored):
                 _fail(plan, f"buffers {one.name} and {other.name} are alive together and share {shared} bytes")
-    return lower_bound(plan, values)
 
 
 def _check_order(plan: Plan) -> None:
@@ -99,10 +111,28 @@ def _check_order(plan: Plan) -> None:
         if early:
             _fail(plan, f"step {number} reads {', '.join(sorted(early))}, which is not made by then")
         made |= makes
-    effects = [step.effect for step in plan.steps if isinstance(step, ExternStep) and step.effect]
+    effects = [step.effect for step in plan.steps if isinstance(step, ExternStep) and step.effect and not is_wait(step)]
     for one, other in pairwise(effects):
         if one >= other:
             _fail(plan, f"effect {other} comes after effect {one}")
+    _check_messages(plan)
+
+
+def _check_messages(plan: Plan) -> None:
+    """Each collective that is launched is waited for once, and until then nothing touches its message."""
+    for number, step in enumerate(plan.steps):
+        if is_wait(step) and not any(is_launch(other) and step_writes(other)[:1] == touched(step)[:1]
+                                     for other in plan.steps[:number]):
+            _fail(plan, f"step {number} waits for a collective that no step before it launches")
+        if is_launch(step):
+            name = "".join(window.buffer for window in step_writes(step)[:1])
+            users = [(place, other) for place, other in enumerate(plan.steps)
+                     if place != number and any(window.buffer == name for window in touched(other))]
+            if sum(is_wait(other) for _, other in users) != 1:
+                _fail(plan, f"step {number} launches a collective, and it is not waited for once")
+            wrong = next((place for place, other in users if not is_wait(other)), None)
+            if wrong is not None:
+                _fail(plan, f"step {wrong} touches {name}, which is under way")
 
 
 def _check_lives(plan: Plan) -> None:
@@ -149,22 +179,20 @@ def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     """The largest number of bytes of arena buffers alive at one step."""
     places = dict(plan.offsets)
     inside = [b for b in plan.buffers if b.in_arena or (b.is_restored and b.name in places)]
-    best = 0
-    for step in range(len(plan.steps) + 1):
-        alive = [evaluate(b.bytes, values) for b in inside if _life(plan, b)[0] <= step <= _life(plan, b)[1]]
-        best = max(best, sum(alive))
-    return best
+    change = [0] * (len(plan.steps) + 2)
+    for buffer in inside:
+        bytes_ = evaluate(buffer.bytes, values)
+        first, last = _life(plan, buffer)
+        if first <= last:
+            change[max(first, 0)] += bytes_
+            change[min(last, len(plan.steps)) + 1] -= bytes_
+    return max(itertools.accumulate(change))
 
 
 def _life(plan: Plan, buffer: Buffer) -> tuple[int, int]:
     first = 0 if buffer.is_restored else buffer.first
     last = len(plan.steps) if buffer.is_saved else buffer.last
     return first, last
-
-
-def _together(plan: Plan, a: Buffer, b: Buffer) -> bool:
-    (a_first, a_last), (b_first, b_last) = _life(plan, a), _life(plan, b)
-    return a_first <= b_last and b_first <= a_last
 
 
 def _fail(plan: Plan, why: str) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from anyshape import __version__
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.base.optional_packages import needed_by
 from anyshape.tools.bench_package import bench_package
 
@@ -29,14 +29,18 @@ COMMANDS = {
     "compile": ("anyshape.tools.deploy_compile", "compile an ONNX model to a file to deploy"),
     "check": ("anyshape.tools.deploy_check", "say what a deployed file holds, and whether it is as it was saved"),
     "run": ("anyshape.tools.deploy_run", "run a deployed file on arrays of numpy"),
+    "serve": ("anyshape.tools.serve.command", "answer requests for deployed files over HTTP"),
     "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),
     "cache": ("", "show, prune or clear the compiled code kept on disk"),
     "version": ("", "versions of everything a result depends on"),
 }
 
+INTERRUPTED = 130  # what shells give for Ctrl-C: 128 and the number of the signal
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs `anyshape ...`; returns the exit code: 0 done, 1 failed with a message, 2 wrong arguments."""
+    """Runs `anyshape ...`; returns the exit code: 0 done, 1 failed with a message, 2 wrong arguments, 130
+    interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = next((word for word in given if word in COMMANDS), "")
     parser = argparse.ArgumentParser("anyshape", description="A compiler and runtime for PyTorch programs whose shapes "
@@ -65,6 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a disk that is full, a folder that may not be written
+        print("error: " + str(ConfigError(f"anyshape {name} ended", where=str(error.filename or "its output"),
+                                          why=str(error.strerror or error),
+                                          do="free some space, or name another place")), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"anyshape {name} was interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _needed(command: str) -> AbstractContextManager[None]:
@@ -90,6 +102,8 @@ def _cache(parsed: argparse.Namespace) -> int:
     given = {name: value for name, value in (("cache_dir", parsed.dir), ("cache_limit", parsed.limit)) if value}
     cache = cache_of(Config.make(**given, cache=True))
     assert cache is not None
+    if Path(cache.folder).exists() and not Path(cache.folder).is_dir():
+        raise ConfigError(f"{cache.folder} is no cache", why="it is not a folder", do="name a folder with --dir")
     removed, freed = (0, 0) if parsed.action == "show" else cache.prune(0 if parsed.action == "clear" else None)
     if parsed.action == "clear":
         for path in Path(cache.folder).glob("??"):

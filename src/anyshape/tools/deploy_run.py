@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ def main(arguments: argparse.Namespace) -> int:
                 named[name] = _read(path)
             else:
                 given.append(_read(path))
-        results = list(_leaves(model(*given, **named), "result"))
+        outputs = model.run(model.signature.flat(given, named))
+        results = [(name, outputs[leaf]) for name, leaf in model.signature.result_names()]
         if arguments.output:
             try:
                 np.savez(arguments.output, **dict(results))
@@ -52,15 +52,3 @@ def _read(path: str) -> Any:
         return np.load(Path(path), allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no array", why=str(error), do="write it with numpy.save") from error
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The arrays of nested results, each with a name."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, f"{name}.{key}")
-    elif isinstance(value, (tuple, list)):
-        for number, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{number}")
-    else:
-        yield name, value

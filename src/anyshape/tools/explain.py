@@ -18,7 +18,7 @@ from rich.console import Console
 
 import anyshape
 from anyshape.base.errors import ConfigError
-from anyshape.tools.resolve_target import find
+from anyshape.tools.resolve_target import call, find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def load(target: str) -> tuple[Any, list[tuple[Any, ...]]]:
     if not _takes_nothing(maker):
         raise ConfigError(f"{target} is no function without arguments", why="it is called for the program to explain",
                           do="name a function that returns the module or function, and the tuple of inputs of a call")
-    made = maker()
+    made = call(target, maker)
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise ConfigError(f"{target} does not return (model, inputs)", why=f"it returned a {type(made).__name__}",
                           do="return the module or function, and the tuple of inputs of a call")

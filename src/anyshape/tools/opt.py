@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError
+from anyshape.base.files import read_text
 from anyshape.compiler.driver import compile_graph
 from anyshape.compiler.stages import check_names
 from anyshape.ir.parse import parse
@@ -35,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: no such file or pass. ParseError: the file holds no graph. VerifyError: a rule is broken.
     """
-    text = sys.stdin.read() if arguments.file == "-" else _text(Path(arguments.file))
+    text = sys.stdin.read() if arguments.file == "-" else read_text(Path(arguments.file), "give a file with a graph")
     graph = parse(text)
     verify(graph, "reading")
     if arguments.to is not None:
@@ -59,13 +60,6 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         print(show(result), end="")
     return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=str(error.strerror), do="give a file with a graph") from None
 
 
 def _passes(names: str | None) -> list[pipeline.Pass]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from anyshape.base.errors import AnyShapeError, ConfigError, ParseError
+from anyshape.base.errors import AnyShapeError, ParseError
+from anyshape.base.files import read_text
 from anyshape.compiler.driver import compile_graph
 from anyshape.frontend.diagnostics.repro import MARK, Repro, likely_sizes, read, versions
 from anyshape.frontend.programs.differential_check import difference
@@ -93,11 +94,7 @@ def load(path: Path) -> Repro:
     Raises:
         ConfigError: there is no such file. ParseError: it holds no graph.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}", why=str(error.strerror), do="give the path that the warning named") \
-            from None
+    text = read_text(path, "give the path that the warning named")
     try:
         if text.startswith(MARK):
             return read(text)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import ConfigError
-from anyshape.tools.resolve_target import find
+from anyshape.tools.resolve_target import call, find
 
 # name: hidden, inner, layers, heads, key heads, vocabulary
 LLAMAS = {"llama-1b": (2048, 8192, 16, 32, 8, 128256), "llama-7b": (4096, 11008, 32, 32, 32, 32000),
@@ -83,7 +83,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
         batch = torch.empty(arguments.batch or 2 * max(arguments.world, 1), arguments.length, dtype=torch.int64,
                             device="meta")
         return llama(*LLAMAS[arguments.model]), loss_of_tokens, None, (batch, batch)
-    found = find(arguments.model)()
+    found = call(arguments.model, find(arguments.model))
     if not isinstance(found, tuple) or len(found) != 4:
         raise ConfigError(f"{arguments.model} does not make a model for a strategy",
                           why="it returns (model, loss_fn, optimizer, batch)", do="return these four")

@@ -151,6 +151,11 @@ TRACING = {
     "torch.amp.autocast_mode._exit_autocast": Name("autocast inside of a program", FEWER),
     "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),
     "torch.nn._reduction.legacy_get_string": Name("size_average= and reduce= of losses", FEWER),
+    "torch._C._nn.pad_sequence": Name("sequences that are padded", "a program for each order of their lengths"),
+    "torch.backends.opt_einsum.get_opt_einsum": Name("the order of contractions", "a program for each size",
+                                                     quiet=True),
+    "torch.distributions.kl._KL_REGISTRY": Name("divergences of distributions", FEWER),
+    "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),
     "torch._assert_async": Name("checks in functions that are traced as ours", FEWER),
     **{f"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default{name}": Name(

@@ -23,7 +23,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
@@ -227,6 +226,7 @@ def _native(native: NativeRoutines, words: Sequence[int], tensors: Sequence[Any]
 
 def machine_key(machine: Machine) -> str:
     """What a measurement of this machine depends on, beside what was measured."""
+    from importlib import metadata  # which brings `email` along: a loader of deployed files needs neither
     library = metadata.version("torch") if importlib.util.find_spec("torch") is not None else "none"
     return f"{model()}, {os.cpu_count()} cores, {machine.key} torch {library}"
 

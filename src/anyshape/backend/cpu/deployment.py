@@ -13,7 +13,6 @@ from typing import Any
 from anyshape.backend.cpu.autotune import Autotune
 from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.bytecode.format import KERNELS
-from anyshape.backend.cpu.interpreter import emit_host
 from anyshape.backend.cpu.machine.blas import Blas, without_blas
 from anyshape.backend.cpu.machine.target import Machine, may_use_tiles
 from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, kept_routines
@@ -80,6 +79,7 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
     Raises:
         ArtifactError: the target is no CPU.
     """
+    from anyshape.backend.cpu.interpreter import emit_host
     from anyshape.backend.cpu.llvm import jit
     if not isinstance(target, CpuTarget):
         raise ArtifactError("native code is kept for CPUs only", why=f"the program is for {target.device}",

@@ -41,6 +41,7 @@ from anyshape.backend.cpu.bytecode.format import (
     KernelStep,
     LibraryProduct,
     PackedProduct,
+    Place,
     Program,
     RecurrenceStep,
     RoutePlanStep,
@@ -168,24 +169,31 @@ def read_clock(block: Block, time: int, number: int) -> int:
 
 
 def resolve(block: Block, program: Program) -> int:
-    """Writes the addresses of the arena's buffers into their slots.
-
-    NO_MEMORY if an input has elements and no address.
-    """
-    missing = 0
-    for slot in range(program.given):
-        if block.slots[1 + slot] == 0:
-            missing += 1
-    if missing > program.empty:
-        return NO_MEMORY
-    kept_bytes = program.kept
-    kept = block.kept
-    temporary = block.temp - kept_bytes
+    """Writes the addresses of the status and of the arena's buffers into their slots; DONE or NO_MEMORY."""
     block.slots[0] = block
-    for k in range(program.placed):
-        pair = program.pairs[k]
+    if lacks_memory(block.slots, program.given, program.empty):
+        return NO_MEMORY
+    return place_buffers(block.slots, program.pairs, program.placed, program.kept, block.kept, block.temp)
+
+
+def lacks_memory(slots: Array[i64], given: int, empty: int) -> bool:
+    """Whether an input has elements and no address. given: slots of inputs, behind that of the status; empty: how many
+    of them have no elements."""
+    missing = 0
+    for slot in range(given):
+        if slots[1 + slot] == 0:
+            missing += 1
+    return missing > empty
+
+
+def place_buffers(slots: Array[i64], pairs: Array[Place], placed: int, kept_bytes: int, kept: int, temp: int) -> int:
+    """Writes the addresses of the arena's buffers into their slots; DONE. Offsets from `kept_bytes` on lie in the
+    block at `temp`, the others in that at `kept`."""
+    temporary = temp - kept_bytes
+    for k in range(placed):
+        pair = pairs[k]
         offset = pair.bytes
-        block.slots[pair.slot] = (kept if offset < kept_bytes else temporary) + offset
+        slots[pair.slot] = (kept if offset < kept_bytes else temporary) + offset
     return DONE
 
 

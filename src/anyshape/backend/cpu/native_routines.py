@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format
-from anyshape.backend.cpu.interpreter import emit_host
 from anyshape.backend.cpu.machine.blas import Blas
 from anyshape.backend.cpu.machine.target import Machine, host
 from anyshape.backend.cpu.microkernels import (
@@ -26,7 +25,6 @@ from anyshape.backend.cpu.microkernels import (
     softmax_rows,
     winograd_conv,
 )
-from anyshape.backend.cpu.routines import budget_search
 from anyshape.backend.interface import ObjectCache, PythonSteps
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
@@ -60,7 +58,7 @@ class NativeRoutines:
         self.cache = cache
         self.blas = _torch_blas() if blas is None else blas
         self.code = code
-        self.native = self._loaded("host", emit_host, HOST)
+        self.native = self._loaded("host", _host_text, HOST)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
@@ -153,6 +151,7 @@ class NativeRoutines:
         """The search under a limit, compiled when it is first needed."""
         with self.lock:
             if not self._searches:
+                from anyshape.backend.cpu.routines import budget_search
                 names = "begin", "advance"
                 self._searches.append(_BudgetSearch(self._loaded("budget", budget_search.emit_search, names)))
             return self._searches[0]
@@ -181,6 +180,12 @@ class NativeRoutines:
         self._twister[0](state, result, count, limit)
 
     state_bytes = mt19937.BYTES
+
+
+def _host_text() -> str:
+    """The module "host", by what compiles our Python to LLVM: a process that loads machine code does without."""
+    from anyshape.backend.cpu.interpreter import emit_host
+    return emit_host()
 
 
 class _BudgetSearch:

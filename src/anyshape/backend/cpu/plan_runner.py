@@ -123,6 +123,10 @@ class CpuPlanRunner:
         finally:
             native.running.pop(number, None)
 
+    def versions(self, payload: CpuPayload) -> Mapping[int, tuple[str, ...]]:
+        """See `PlanRunner`: each regime has one."""
+        return {}
+
     def timed(self, payload: CpuPayload, frame: array[int],
               steps: PythonSteps | None = None) -> tuple[int, list[tuple[int, float]]]:
         """See `PlanRunner`."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
-from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
@@ -50,6 +49,7 @@ class CpuTarget:
 
     def emit(self, program: LoopProgram) -> str:
         """See `Target`."""
+        from anyshape.backend.cpu.codegen.kernel import emit  # not needed where machine code is loaded
         return emit(program, self.machine)
 
     def build(self, texts: Sequence[str]) -> Sequence[LoadedKernel]:

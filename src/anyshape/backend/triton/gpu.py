@@ -29,15 +29,16 @@ class GpuTarget:
 
     Args:
         device: PyTorch's word for it, such as "cuda:0". architecture: as Triton calls it, such as "sm_90".
-        streams, loop: of its driver.
+        streams, loop: of its driver. graphs_after: see the setting `device_graphs`.
     """
 
     hardware = dataclasses.replace(HARDWARE, band_bytes=0)  # products are done as a whole
     own_ops: frozenset[str] = frozenset()
 
     def __init__(self, device: str, architecture: str, memory: TorchMemory, streams: DeviceStreams, loop: LaunchLoop,
-                 cache: ObjectCache | None) -> None:
+                 cache: ObjectCache | None, graphs_after: int) -> None:
         self.device = device
+        self.graphs_after = graphs_after
         self.architecture = architecture
         self.memory = memory
         self.streams: Streams | None = streams
@@ -81,12 +82,12 @@ class GpuTarget:
 
     def runner(self, plan: Plan, kernels: Sequence[LaunchableKernel]) -> StreamRunner:
         """See `Target`."""
-        return StreamRunner(plan, kernels, self.own, self.loop)
+        return StreamRunner(plan, kernels, self.own, self.loop, self.graphs_after)
 
 
 @lru_cache(maxsize=64)
-def device_target_of(cache: ObjectCache | None, products: str, device: str) -> GpuTarget:
-    """The target of a device of torch.cuda, one object per device and cache.
+def device_target_of(cache: ObjectCache | None, products: str, device: str, graphs_after: int = 0) -> GpuTarget:
+    """The target of a device of torch.cuda, one object per device, cache and setting.
 
     Raises:
         DeviceError: its driver is missing or old, shows no device, or kernels for it cannot be compiled.
@@ -104,7 +105,8 @@ def device_target_of(cache: ObjectCache | None, products: str, device: str) -> G
     native = routines_of(cache)
     streams = DeviceStreams(driver, memory.number, memory)
     loop = LaunchLoop(driver, native.machine, cache)
-    return GpuTarget(device, architecture_of(driver, memory), memory, streams, loop, cache)
+    return GpuTarget(device, architecture_of(driver, memory), memory, streams, loop, cache,
+                     graphs_after)
 
 
 def architecture_of(driver: Driver, memory: TorchMemory) -> str:

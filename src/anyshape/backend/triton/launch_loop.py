@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from anyshape.backend.cpu.bytecode.format import CALL, END, MONOTONIC, STEP_DONE, Place, Step
-from anyshape.backend.cpu.interpreter import Reading
+from anyshape.backend.cpu.interpreter import Reading, lacks_memory, place_buffers
 from anyshape.backend.cpu.native.compiler import (
     Array,
     Inline,
@@ -118,8 +118,9 @@ def run_on_stream(block: Block) -> int:
     """Runs the program of `block`: DONE (its work is on the stream), CALLBACK_FAILED, NO_MEMORY or DRIVER_FAILED."""
     program = block.program
     functions = block.functions
-    if place_buffers(block, program) != DONE:
+    if lacks_memory(block.slots, program.given, program.empty):
         return NO_MEMORY
+    place_buffers(block.slots, program.pairs, program.placed, program.kept, block.kept, block.temp)
     block.code = call(functions.push_context, block.context) & ERROR_BITS
     if block.code != 0:
         return DRIVER_FAILED
@@ -188,27 +189,6 @@ def copy(block: Block, functions: Functions, step: DeviceCopyStep) -> int:
     target = block.slots[step.target.slot] + step.target.bytes
     source = block.slots[step.source.slot] + step.source.bytes
     return call(functions.copy, target, source, step.bytes, block.stream) & ERROR_BITS
-
-
-def place_buffers(block: Block, program: Program) -> int:
-    """Writes the addresses of the arena's buffers into their slots.
-
-    NO_MEMORY if an input has elements and no address.
-    """
-    missing = 0
-    for slot in range(program.given):
-        if block.slots[1 + slot] == 0:
-            missing += 1
-    if missing > program.empty:
-        return NO_MEMORY
-    kept_bytes = program.kept
-    kept = block.kept
-    temporary = block.temp - kept_bytes
-    for k in range(program.placed):
-        pair = program.pairs[k]
-        offset = pair.bytes
-        block.slots[pair.slot] = (kept if offset < kept_bytes else temporary) + offset
-    return DONE
 
 
 def read_clock(block: Block, functions: Functions, time: int, number: int) -> int:

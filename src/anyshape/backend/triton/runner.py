@@ -11,7 +11,7 @@ import itertools
 import struct
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from anyshape.backend.triton.driver.driver import Driver
 from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import LaunchableKernel
 from anyshape.backend.triton.plan_encoder import NO_REGIME, PlanEncoder
+from anyshape.backend.triton.stream_graphs import StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import VerifyError
@@ -110,7 +111,8 @@ class Status:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePayload:
-    """A program. words: it; block: what is the same in the blocks of all calls. See `Payload`."""
+    """A program. words: it; block: what is the same in the blocks of all calls; graphs: of it, or None where there are
+    to be none, or Python does a step. See `Payload`."""
 
     words: array[int]
     block: array[int]
@@ -118,16 +120,18 @@ class DevicePayload:
     actions: int
     scratch: int
     scratch_below: bool = False
+    graphs: StreamGraphs | None = None
 
 
 class Frame:
     """The frame of a call. status: None where the plan has no checks. over: how it ended, at which step, and the value
     of its status, once that is known."""
 
-    __slots__ = ("block", "issued", "over", "status")
+    __slots__ = ("block", "graphs", "issued", "over", "status")
 
-    def __init__(self, block: array[int], status: Status | None) -> None:
+    def __init__(self, block: array[int], status: Status | None, graphs: StreamGraphs | None = None) -> None:
         self.block = block
+        self.graphs = graphs
         self.status = status
         self.issued = False
         self.over = (DONE, -1, 0)
@@ -143,21 +147,33 @@ class Frame:
             self.close()
 
 
+def launches(words: Sequence[int]) -> Iterator[int]:
+    """Where the launches of a program begin."""
+    at = words[loop.Program.index("first")]
+    while words[at] != END:
+        if words[at] == loop.LAUNCH:
+            yield at
+        at += words[at + 1]
+
+
 class StreamRunner:
     """See the head of this file.
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.
+        graphs_after: calls before there is a graph (backend/triton/stream_graphs.py); 0: there is none.
     """
 
     on_host = False
 
     def __init__(self, plan: Plan, kernels: Sequence[LaunchableKernel], streams: DeviceStreams,
-                 loop_: LaunchLoop) -> None:
+                 loop_: LaunchLoop, graphs_after: int = 0) -> None:
+        self.graphs_after = graphs_after
         self.plan = plan
         self.kernels = tuple(kernels)
         self.streams = streams
         self.loop = loop_
+        self.titles: dict[int, str] = {}  # of versions of kernels, by the handle of their code
         encoder = PlanEncoder(plan, {kernel.name: kernel for kernel in kernels}, self._handle)
         self.sizes = size_function(plan, encoder)
         self.checks = encoder.checks
@@ -183,7 +199,8 @@ class StreamRunner:
                             ("program", words.buffer_info()[0]),
                             ("context", self.loop.driver.context(self.streams.device))):
             block[loop.Block.index(name)] = value
-        return DevicePayload(words, block, calls, len(placement.actions), scratch)
+        graphs = StreamGraphs(self.streams, self.graphs_after) if self.graphs_after and not calls else None
+        return DevicePayload(words, block, calls, len(placement.actions), scratch, graphs=graphs)
 
     def _look(self, steps: Sequence[int]) -> tuple[int, int, bool]:
         """The most params of a launch, the most bytes of scratch, and whether Python does some step."""
@@ -204,18 +221,26 @@ class StreamRunner:
 
     def _handle(self, code: DeviceKernel) -> int:
         """Of loaded code."""
-        return self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        handle = self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        self.titles[handle] = code.version.title
+        return handle
 
     def scratch_of_steps(self, payload: DevicePayload) -> Mapping[int, int]:
         """See `PlanRunner`."""
         found: dict[int, int] = {}
         words = payload.words
-        at = words[loop.Program.index("first")]
-        while words[at] != END:
-            if words[at] == loop.LAUNCH and words[at + _SCRATCH]:
+        for at in launches(words):
+            if words[at + _SCRATCH]:
                 number = words[at + loop.LaunchStep.index("number")]
                 found[number] = max(found.get(number, 0), words[at + _SCRATCH])
-            at += words[at + 1]
+        return found
+
+    def versions(self, payload: DevicePayload) -> Mapping[int, tuple[str, ...]]:
+        """See `PlanRunner`."""
+        found: dict[int, tuple[str, ...]] = {}
+        for at in launches(payload.words):
+            number, handle = (payload.words[at + loop.LaunchStep.index(name)] for name in ("number", "function"))
+            found[number] = *found.get(number, ()), self.titles[handle]
         return found
 
     def frame(self, payload: DevicePayload, addresses: Sequence[int], lower: int, upper: int, scratch: int,
@@ -227,10 +252,10 @@ class StreamRunner:
         self.put(block, 8 * (SLOTS + 1), *addresses)
         block[self.scratch] = scratch
         if not self.checks:
-            return Frame(block, None)
+            return Frame(block, None, payload.graphs)
         status = self.loop.status(self.streams, len(self.checks))
         block[SLOTS], block[CHECKS], block[EVENT] = status.address, status.checks, status.event
-        return Frame(block, status)
+        return Frame(block, status, payload.graphs)
 
     def bind(self, frame: Frame, slot: int, address: int) -> None:
         """See `PlanRunner`."""
@@ -243,6 +268,8 @@ class StreamRunner:
             DeviceError: the driver refused a step, which it names.
         """
         block, native = frame.block, self.loop
+        if frame.graphs is not None and not block[TIMES] and self._run_graph(frame, frame.graphs):
+            return DONE if frame.status is None else ISSUED
         block[STREAM] = self.streams.current()
         number = 0
         if steps is not None:
@@ -262,6 +289,26 @@ class StreamRunner:
         if code != DONE or frame.status is None:
             return int(code)
         return ISSUED
+
+    def _run_graph(self, frame: Frame, graphs: StreamGraphs) -> bool:
+        """Whether a graph does the call's work; its event is recorded behind it."""
+        block, driver, stream = frame.block, self.loop.driver, self.streams.current()
+        event = block[EVENT]
+
+        def issue(side: int) -> bool:
+            block[STREAM], block[EVENT] = side, 0
+            return bool(self.loop.run(block.buffer_info()[0]) == DONE)
+
+        graph = graphs.find(block.tobytes(), issue)
+        block[EVENT] = event
+        if graph is None:
+            return False
+        frame.issued = True
+        graph.launch(stream)
+        if event:
+            with driver.current(self.streams.device):
+                driver.call("record_event", event, stream)
+        return True
 
     def ended(self, frame: Frame, wait: bool) -> int:
         """See `PlanRunner`."""

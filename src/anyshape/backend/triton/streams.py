@@ -64,6 +64,7 @@ class DeviceStreams:
         self._events: list[int] = []
         self._sides: dict[str, int] = {}
         self._lock = threading.Lock()
+        self.capturing = threading.Lock()  # of the side stream on which graphs are captured
 
     def mark(self, stream: int) -> Mark:
         """See `Streams`."""

@@ -226,7 +226,8 @@ LAYOUTS: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.max_unpool2d.default: _laid_out_as_images,
     aten.roll.default: _rolled,
     **{getattr(aten, name).default: _laid_out_as_images for name in (
-        "native_group_norm", "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")},
+        "native_group_norm", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "reflection_pad3d",
+        "replication_pad2d", "replication_pad3d")},
 }
 
 # operator -> torch's decomposition of it -> ours

@@ -31,6 +31,7 @@ from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, ref
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
+from anyshape.frontend.train_step.pipelined import compile_pipelined
 from anyshape.frontend.train_step.program import StepProgram
 from anyshape.frontend.train_step.traced_gradients import detached, point_at_forward
 from anyshape.frontend.train_step.update_op import expanded
@@ -217,7 +218,8 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
     if number is None:
         number = compilation.next_update(traced, reason)
     if compilation.step.distribution is not None:
-        return compile_distributed(compilation, number, gm, static)
+        has_pipe = compilation.step.distribution.strategy.pipe is not None
+        return (compile_pipelined if has_pipe else compile_distributed)(compilation, number, gm, static)
     halves = step_halves(gm, static)
     if halves is None:
         expanded(gm)

@@ -11,6 +11,7 @@ import torch
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.aten import decompositions
@@ -26,6 +27,7 @@ from anyshape.frontend.programs.session import Boxed, Compilation, ProgramReques
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import internals
+from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -45,7 +47,8 @@ def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
 
 
 def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
-    decomposed = exported.run_decompositions(decompositions.table())
+    with compat.compile_lock(), fx_in_this_thread():
+        decomposed = exported.run_decompositions(decompositions.table())
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in (*STATE, InputKind.USER_INPUT):

@@ -52,6 +52,26 @@ def _in_order(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> An
     return x.new_empty(torch.broadcast_shapes(*shapes))
 
 
+def _like_all(count: int, *dtypes: torch.dtype | None) -> Callable[..., Any]:
+    """As many results as there are `dtypes`, laid out as the first operand is; of its dtype where none is given. With
+    `count` of 1 a tensor, else a tuple."""
+    def rule(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        found = tuple(torch.empty_like(x, dtype=dtype or x.dtype) for dtype in dtypes)
+        return found[0] if count == 1 else found
+
+    return rule
+
+
+def _histogram(new_size: Unknown, x: torch.Tensor, bins: Any, **more: Any) -> Any:
+    """bins: how many, or their edges."""
+    edges = bins.shape[0] if isinstance(bins, torch.Tensor) else bins + 1
+    return x.new_empty((edges - 1,)), x.new_empty((edges,))
+
+
+def _masked_softmax(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _rrelu(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -177,7 +197,16 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.Tensor: _like_the_input,
     aten.fractional_max_pool3d_backward.default: _like_the_input,
     aten.masked_select.default: _masked_select,
-    **dict.fromkeys((aten.poisson.default, aten._standard_gamma.default, aten.normal.Tensor_Tensor), _in_order),
+    **dict.fromkeys((aten.poisson.default, aten._standard_gamma.default, aten._standard_gamma_grad.default,
+                     aten._sample_dirichlet.default, aten._dirichlet_grad.default, aten.binomial.default,
+                     aten.normal.Tensor_Tensor), _in_order),
+    **dict.fromkeys((aten.fake_quantize_per_tensor_affine_cachemask.default,
+                     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+                     aten.fake_quantize_per_channel_affine_cachemask.default), _like_all(2, None, torch.bool)),
+    **dict.fromkeys((aten._fake_quantize_learnable_per_tensor_affine.default,
+                     aten._fake_quantize_learnable_per_channel_affine.default), _like_all(1, None)),
+    **dict.fromkeys((aten.histogram.bin_ct, aten.histogram.bins_tensor), _histogram),
+    **dict.fromkeys((aten._masked_softmax.default, aten._masked_softmax_backward.default), _masked_softmax),
     **dict.fromkeys((aten.rrelu.default, aten.rrelu_with_noise.default), _rrelu),
     **_index_rules(),
 }

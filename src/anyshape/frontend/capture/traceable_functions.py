@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from anyshape.torch_compat import need
+from anyshape.torch_compat import get, need
 
 aten = torch.ops.aten
 _legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
     "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert_async"))
+_KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NEGATIVE = "var has negative entry/entries"
 NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
@@ -104,8 +105,29 @@ def binary_cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torc
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """The function of torch.nn.functional, in order; the tracer's own form lies as `tensor` does."""
-    return aten.one_hot(tensor, num_classes).contiguous()
+    """The function of torch.nn.functional, in order; the tracer's own form lies as `tensor` does, takes the number of
+    classes as a constant, and lets any value pass.
+
+    Args:
+        tensor: of any shape, i64.
+
+    Returns:
+        i64, of one more dim.
+    """
+    _check(tensor.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor.")
+    if num_classes < -1 or num_classes == 0:
+        return aten.one_hot(tensor, num_classes)  # it says what is wrong
+    _assert_async((tensor >= 0).all(), "Class values must be non-negative.")
+    if num_classes == -1:
+        if tensor.numel() == 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        most = tensor.max().item()
+        _check(most >= 0)
+        num_classes = most + 1
+    else:
+        _assert_async((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.contiguous().unsqueeze(-1) == classes).to(torch.int64)
 
 
 def select_scatter(input: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
@@ -224,20 +246,157 @@ def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *
     return aten.addcdiv.default(input, tensor1, tensor2, value=value)
 
 
+def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """torch.take_along_dim; the operator takes the sizes that it broadcasts as numbers.
+
+    Args:
+        input, indices: of as many dims, and of sizes that can be broadcast but in `dim`; indices: i64.
+    """
+    if dim is None:
+        return input.reshape(-1).gather(0, indices.reshape(-1))
+    if input.dim() != indices.dim() or indices.dtype is not torch.int64 or not -input.dim() <= dim < input.dim():
+        return aten.take_along_dim(input, indices, dim)  # it says what is wrong
+    dim %= input.dim()
+    sizes = list(torch.broadcast_shapes((*input.shape[:dim], 1, *input.shape[dim + 1:]),
+                                        (*indices.shape[:dim], 1, *indices.shape[dim + 1:])))
+    wide = [x.expand([*sizes[:dim], x.shape[dim], *sizes[dim + 1:]]) for x in (input, indices)]
+    return wide[0].gather(dim, wide[1])
+
+
+def kron(input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """torch.kron; the operator takes sizes as numbers."""
+    if out is not None:
+        return aten.kron.out(input, other, out=out)
+    rank = max(input.dim(), other.dim())
+    mine, theirs = [[1] * (rank - x.dim()) + list(x.shape) for x in (input, other)]
+    rows, columns = [], []
+    for m, n in zip(mine, theirs, strict=True):
+        rows += [m, 1]
+        columns += [1, n]
+    blocks = input.reshape(rows) * other.reshape(columns)
+    return blocks.reshape([m * n for m, n in zip(mine, theirs, strict=True)])
+
+
+def multi_dot(tensors: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """torch.linalg.multi_dot, in the order of products that the operator chooses, which takes sizes as numbers; here
+    the comparisons of costs are the guards.
+
+    Args:
+        tensors: two or more matrices; the first and the last may be vectors.
+    """
+    count = len(tensors)
+    ranks = [x.dim() for x in tensors]
+    if out is not None or count < 2 or ranks[1:-1] != [2] * (count - 2) or not {ranks[0], ranks[-1]} <= {1, 2}:
+        return aten.linalg_multi_dot(tensors) if out is None else aten.linalg_multi_dot.out(tensors, out=out)
+    matrices = list(tensors)
+    if ranks[0] == 1:
+        matrices[0] = matrices[0].unsqueeze(0)
+    if ranks[-1] == 1:
+        matrices[-1] = matrices[-1].unsqueeze(1)
+    result = _product(matrices, _splits([matrices[0].shape[0], *(x.shape[1] for x in matrices)]), 0, count - 1)
+    if ranks[-1] == 1:
+        result = result.squeeze(1)
+    return result.squeeze(0) if ranks[0] == 1 else result
+
+
+def _splits(sizes: list[Any]) -> dict[tuple[int, int], int]:
+    """(first, last) of a chain of matrices -> the last one of its left half (matrix chain order, Cormen et al.,
+    Introduction to Algorithms, 14.2). sizes: of the rows of the first, and of the columns of each."""
+    count = len(sizes) - 1
+    splits, costs = {}, {(i, i): 0 for i in range(count)}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            for k in range(i, j):
+                cost = costs[i, k] + costs[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
+                # of three, the operator compares the other way round, and takes the first two where costs are equal
+                if k == i or (cost <= costs[i, j] if count == 3 and length == 2 else cost < costs[i, j]):
+                    costs[i, j], splits[i, j] = cost, k
+    return splits
+
+
+def _product(matrices: list[torch.Tensor], splits: dict[tuple[int, int], int], first: int, last: int) -> torch.Tensor:
+    if first == last:
+        return matrices[first]
+    middle = splits[first, last]
+    return torch.mm(_product(matrices, splits, first, middle), _product(matrices, splits, middle + 1, last))
+
+
+def chain_matmul(*matrices: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    """torch.chain_matmul; as for multi_dot."""
+    given = matrices[0] if len(matrices) == 1 and isinstance(matrices[0], (list, tuple)) else matrices
+    return given[0] if len(given) == 1 else multi_dot(given, out=out)
+
+
+def pad_sequence(sequences: Any, batch_first: bool = False, padding_value: float = 0.0,
+                 padding_side: str = "right") -> torch.Tensor:
+    """What torch.nn.utils.rnn.pad_sequence calls; the operator compares the lengths.
+
+    Args:
+        sequences: tensors [length, ...] of any lengths.
+
+    Returns:
+        [number, longest, ...], or [longest, number, ...] without `batch_first`; of the first one's dtype.
+    """
+    first = sequences[0]
+    if padding_side not in ("left", "right") or any(one.dim() != first.dim() for one in sequences):
+        return aten.pad_sequence(sequences, batch_first, padding_value, padding_side)  # it says what is wrong
+    longest = first.shape[0]
+    for one in sequences[1:]:
+        longest = torch.sym_max(longest, one.shape[0])
+    padded = []
+    for one in sequences:
+        more = longest - one.shape[0]
+        ends = (more, 0) if padding_side == "left" else (0, more)
+        padded.append(functional.pad(one.to(first.dtype), (0, 0) * (one.dim() - 1) + ends, value=padding_value))
+    return torch.stack(padded, 0 if batch_first else 1)
+
+
+def kl_rule(type_p: type, type_q: type) -> Any:
+    """The function that computes a divergence of two distributions (torch.distributions.kl); torch's looks for it with
+    `min` over objects, which the tracer does not know."""
+    matches = [kinds for kinds in _KL_RULES if issubclass(type_p, kinds[0]) and issubclass(type_q, kinds[1])]
+    if not matches:
+        return NotImplemented
+    left, right = _closest(matches), _closest([(of_q, of_p) for of_p, of_q in matches])
+    found = _KL_RULES[left]
+    if found is not _KL_RULES[right[1], right[0]]:
+        warnings.warn(f"Ambiguous kl_divergence({type_p.__name__}, {type_q.__name__}). Please register_kl("
+                      f"{left[0].__name__}, {right[0].__name__})", RuntimeWarning, stacklevel=2)
+    return found
+
+
+def _closest(matches: list[tuple[type, type]]) -> tuple[type, type]:
+    """The least in lexicographic order, a subclass before its base."""
+    closest = matches[0]
+    for kinds in matches[1:]:
+        mine, theirs = (kinds[0], closest[0]) if kinds[0] is not closest[0] else (kinds[1], closest[1])
+        if mine is not theirs and issubclass(mine, theirs):
+            closest = kinds
+    return closest
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
     torch.addcdiv: addcdiv,
     torch.allclose: allclose,
+    torch.chain_matmul: chain_matmul,
     torch.corrcoef: corrcoef,
     torch.cov: cov,
     torch.equal: equal,
+    torch.kron: kron,
+    torch.linalg.multi_dot: multi_dot,
     torch.nanquantile: nanquantile,
     torch.quantile: quantile,
     torch.select_scatter: select_scatter,
+    torch.take_along_dim: take_along_dim,
     functional.binary_cross_entropy: binary_cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multi_margin_loss: multi_margin_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
     functional.one_hot: one_hot,
+    **{function: ours for function, ours in (
+        (get("torch._C._nn.pad_sequence"), pad_sequence), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
+       if function is not None},
 }

@@ -18,6 +18,7 @@ from anyshape.frontend.diagnostics.explain_data import (
     RegimeNote,
     RouterNote,
     StepNote,
+    VersionNote,
 )
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.programs.compile_program import NativeProgram
@@ -150,7 +151,23 @@ def _program(program: NativeProgram, compilation: Compilation, at: dict[str, int
         _passes(compiled, "equations"), likely,
         placed=_placed(program, at), edited=compiled.edited, undecided=_undecided(plan, names),
         other=None if compiled.other is None else substitute(compiled.other.plan.arena, names),
-        plan_passes=_passes(compiled, "steps"))
+        plan_passes=_passes(compiled, "steps"), versions=_versions(program, names))
+
+
+def _versions(program: NativeProgram, names: Names) -> tuple[VersionNote, ...]:
+    """Which versions of kernels have run, and at which sizes."""
+    executable = program.compiled.executable
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for record in list(executable.specializations.values()):
+        known = {str(names.get(old, old)): value for old, value in record.values.items() if not old.startswith(UNUSED)}
+        sizes = ", ".join(f"{name} {value}" for name, value in sorted(known.items())) or "fixed sizes"
+        for number, titles in executable.runner.versions(record.payload).items():
+            step = executable.plan.steps[number]
+            if isinstance(step, KernelStep):
+                key = step.regimes[-1].kernel, ", or ".join(dict.fromkeys(titles))
+                found.setdefault(key, {})[sizes] = None
+    return tuple(VersionNote(kernel, version, tuple(sizes)[:MOST_VALUES])
+                 for (kernel, version), sizes in found.items())
 
 
 def _passes(compiled: CompiledGraph, unit: str) -> tuple[tuple[str, int, int, float], ...]:

@@ -24,6 +24,16 @@ class RegimeNote:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionNote:
+    """Which version of a kernel a device has run. version: in words; of two the second is for addresses that are no
+    multiples of 16 bytes. sizes: those of the calls, at most some."""
+
+    kernel: str
+    version: str
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelNote:
     """A fused kernel. read, written: bytes moved; uses: how often the program runs it; regimes: in order of choice."""
 
@@ -77,7 +87,8 @@ class ProgramNote:
     with equations before and after; plan_passes: of those over the plan, with its steps. likely: sizes that the trace
     saw. placed: bytes of the arena of a call at the sizes given, at most what the formula says. edited: files whose
     text stands in place of a computed stage. undecided: bytes of different values of which no proof says how they
-    compare. other: `arena` in the other order of steps, where calls choose between two by their sizes.
+    compare. other: `arena` in the other order of steps, where calls choose between two by their sizes. versions: of
+    kernels on a device, at the sizes that calls had.
     """
 
     name: str
@@ -102,6 +113,7 @@ class ProgramNote:
     undecided: tuple[tuple[Size, Size], ...] = ()
     other: Size | None = None
     plan_passes: tuple[tuple[str, int, int, float], ...] = ()
+    versions: tuple[VersionNote, ...] = ()
 
     def peak(self) -> Size:
         """Bytes that the program holds at its highest: its arena and its outputs."""

@@ -124,6 +124,8 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
     parts: list[Any] = [Text("\n".join(lines))]
     refused = ((said(one.bytes, explanation.values), one.reason, ", ".join(one.values)) for one in program.refusals)
     parts += [*_filled(_kernels(program, explanation), _calls(program),
+                       _table("versions that ran", ("kernel", "version", "at sizes such as"), (
+                           (one.kernel[:9], one.version, "; ".join(one.sizes)) for one in program.versions)),
                        _table("fusions not made", ("would save", "reason", "values"), refused)),
               _memory(program, explanation), *_filled(_undecided(program)), Text(_times(program))]
     return Group(Text(f"\nprogram {program.name}", style="bold cyan"), Padding(Group(*parts), (0, 0, 0, 2)))

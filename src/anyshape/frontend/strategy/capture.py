@@ -19,6 +19,7 @@ from anyshape.dist.cost.workload import Workload
 from anyshape.dist.search.from_graph import workload_of
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.importer.fx_to_graph import to_graph
+from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.versions import api
 
 TRACED = 2  # layers of a list of layers that are alike
@@ -132,7 +133,7 @@ str]]:
     try:
         for one in training:
             one.training = False  # dropout costs next to nothing, and draws random numbers in place
-        with torch.no_grad(), mode:
+        with compat.compile_lock(), fx_in_this_thread(), torch.no_grad(), mode:
             given = [torch.empty(one.shape, dtype=one.dtype) for one in weights.values()]
             graph = api.trace_formulas(run, [*batch, *given], decompositions.table())
     finally:

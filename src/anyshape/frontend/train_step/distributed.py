@@ -41,14 +41,17 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
+from anyshape.runtime.collectives.ring_attention import ring
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
 
+OPERATORS = (start, wait, ring)  # what lowered graphs call; torch knows them once they are imported
 BATCH = "%batch"  # among sizes, the digest of a batch
 Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
 
@@ -62,6 +65,15 @@ class Part:
     cuts: tuple[Cut, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a tensor of a pipeline is. owner: the first rank of the pipeline that has it. is_here: this rank has it."""
+
+    tensor: Tensor
+    owner: int
+    is_here: bool
+
+
 @dataclass(slots=True)
 class Distribution:
     """How one train step is dealt out, and this rank's parts of parameters and states, by the id of the whole."""
@@ -70,6 +82,7 @@ class Distribution:
     mesh: ProcessMesh
     names: Callable[[], list[str]]
     parts: dict[int, Part] = field(default_factory=dict)
+    homes: dict[int, Home] = field(default_factory=dict)
     is_whole: bool = False
 
     def own(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
@@ -86,6 +99,22 @@ class Distribution:
             raise Unsupported("two programs of a step deal a tensor out in two ways", why=f"{known.cuts} and {cuts}")
         return known.own
 
+    def at_home(self, tensor: Tensor, owner: int, is_here: bool) -> None:
+        """Notes the ranks of a pipeline that have a tensor, when it is first used; elsewhere it is let go."""
+        if id(tensor) not in self.homes:
+            self.homes[id(tensor)] = Home(tensor, owner, is_here)
+            if not is_here:
+                release(tensor)
+
+    def _bring(self, home: Home) -> None:
+        """Sends a tensor from its owner to the ranks of the pipeline that do not have it."""
+        pipe = self.strategy.pipe
+        assert pipe is not None
+        if not home.is_here:
+            restore(home.tensor, torch.empty(home.tensor.shape, dtype=home.tensor.dtype))
+        source = self.mesh.mesh.rank({**self.mesh.coordinates, pipe.name: home.owner})
+        dist.broadcast(home.tensor.detach(), source, group=self.mesh.groups[pipe.name])
+
     def _cut(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
         found = tensor.detach()
         for axis, numbers in cuts:
@@ -100,6 +129,8 @@ class Distribution:
             return
         for part in self.parts.values():
             restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
+        for home in self.homes.values():
+            self._bring(home)
         self.is_whole = True
         try:
             yield
@@ -108,6 +139,9 @@ class Distribution:
             for part in self.parts.values():
                 part.own.copy_(self._cut(part.tensor, part.cuts))
                 release(part.tensor)
+            for home in self.homes.values():
+                if not home.is_here:
+                    release(home.tensor)
 
 
 def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -172,6 +206,21 @@ def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequen
     return Roles(weights, states, data)
 
 
+def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int]) -> tuple[Graph, Notes, Roles]:
+    """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are.
+
+    Raises:
+        Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
+    """
+    distribution: Distribution = compilation.step.distribution
+    expanded(gm)
+    graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
+    # likely sizes are those of this rank's batch, and decisions are those of all ranks
+    graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
+    graph = dce(graph, compilation.config)  # what nobody reads is not sent either
+    return graph, notes, roles_of(gm, graph, static, distribution.names())
+
+
 def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, static: Sequence[int]) -> Boxed:
     """The program of this rank for a traced step with its update.
 
@@ -179,12 +228,8 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
-    expanded(gm)
     name = f"{number}.inference"
-    graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
-    # likely sizes are those of this rank's batch, and decisions are those of all ranks
-    graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
-    roles = roles_of(gm, graph, static, distribution.names())
+    graph, notes, roles = imported(compilation, name, gm, static)
     with api.outside_tracing():
         chain = partitioned(graph, distribution.strategy, roles)
         local = bucketed(chain[-1].graph)
@@ -213,13 +258,14 @@ class DistributedProgram:
         self.chain = tuple(chain)
         self.graph = graph
         self.data = frozenset(roles.data)
+        self.dealt_out = frozenset((*roles.weights, *roles.states))
         self.constants = notes.constants
         self.needs = needs
         self.local = local
         self.digest = digest(local)
         self.given = given_symbols(graph, roles)
         self.rows = [place for place, v in enumerate(graph.inputs) if v.name in self.data]
-        self.shares = any(not one.sharding.given for one in chain)
+        self.shares = distribution.strategy.pipe is not None or any(not one.sharding.given for one in chain)
         self.sizes = [(place, v.name) for place, v in enumerate(graph.inputs) if isinstance(v.type, SizeType)]
         self.cuts = {place: _cuts(chain, v) for place, v in enumerate(graph.inputs)
                      if isinstance(v.type, TensorType) and v.name not in self.data}
@@ -244,7 +290,11 @@ class DistributedProgram:
                     low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
                     symbols[name] = high - low
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
-        return self.executable(given)
+        try:
+            return self.executable(given)
+        except BaseException:
+            abandon()
+            raise
 
     def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the
@@ -254,7 +304,7 @@ class DistributedProgram:
         sizes = [dict(zip([*own, BATCH], one, strict=True)) for one in every]
         data = [one.sharding for one in self.chain if one.sharding.given]
         axes = [one.axis for one in data]
-        self._check(sizes, axes)
+        self.check(sizes, axes)
         found = dict(own)
         here = mesh.coordinates
         for name in self.given:
@@ -270,7 +320,7 @@ class DistributedProgram:
             known = after
         return found
 
-    def _check(self, sizes: Sequence[Mapping[str, int]], axes: Sequence[str]) -> None:
+    def check(self, sizes: Sequence[Mapping[str, int]], axes: Sequence[str]) -> None:
         """Raises RankError where the ranks' sizes are not such as the program takes."""
         mesh = self.distribution.mesh
         for name in sizes[0]:
@@ -289,7 +339,7 @@ class DistributedProgram:
                 raise refusal(mesh, "ranks have batches of other lengths",
                               why=f"{self.needs.equal[name]} is combined over ranks, and has that length",
                               do="pad the batches of a step to one length")
-            if is_given and self.needs.even:
+            if is_given and self.needs.even and self.distribution.strategy.pipe is None:
                 ranks = [rank for rank in range(mesh.mesh.world)
                          if all(mesh.mesh.coordinates(rank)[a] == 0 for a in mesh.coordinates if a not in axes)]
                 counts = [sizes[rank][name] for rank in ranks]

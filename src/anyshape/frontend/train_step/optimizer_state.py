@@ -6,7 +6,7 @@ at every step. A state that it does not have yet is made of zeros, and given to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,37 @@ from anyshape.frontend.train_step.step_module import WholeStep
 from anyshape.frontend.train_step.update import StepUpdate, Weight
 from anyshape.frontend.train_step.validation import StepSettings
 from anyshape.torch_compat.versions import api
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Per weight, the steps made and the batches of this one that had a gradient for it: the host's copy of the tensors
+    that `version` tells (`StepUpdate.version`)."""
+
+    made: list[float]
+    used: list[float]
+    version: object
+
+
+class DeviceNumbers:
+    """The numbers of all weights, for weights on a device: written on the host, and sent by one copy a step.
+
+    Args:
+        counts: how many numbers each weight has.
+
+    Attributes:
+        tensors: float64, on the device, one per weight. memory: the host's, as arrays.
+    """
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.host = torch.zeros(sum(counts), dtype=torch.float64)
+        self.sent = torch.zeros(sum(counts), dtype=torch.float64, device=device)
+        self.tensors = self.sent.split(list(counts))
+        self.memory = [part.numpy() for part in self.host.split(list(counts))]
+
+    def send(self) -> None:
+        """What was written goes to the device behind what its stream has to do; nobody waits."""
+        self.sent.copy_(self.host.pin_memory() if self.sent.is_cuda else self.host, non_blocking=True)
 
 
 class StepStates:
@@ -41,6 +72,8 @@ class StepStates:
         self.resting: list[tuple[Tensor, Tensor]] = []
         self.structure: Any = None
         self.new: list[int] = []  # places of weights whose states the optimiser does not have yet
+        self.counts = StepCounts([], [], None)
+        self.numbers: DeviceNumbers | None = None
         self.update = StepUpdate(RULES.index(rule), (), torch.zeros(0), torch.zeros(0),
                                  torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64))
 
@@ -52,16 +85,19 @@ class StepStates:
             self._take_over()
             self.structure = structure
         settings, update = self.settings, self.update
+        counts = self._counts()
         self.whole.state.is_last = is_last
         if not is_last:
             return
         groups = settings.optimizer.param_groups
         known: dict[Any, tuple[float, ...]] = {}
-        for one, made in zip(update.weights, update.steps.tolist(), strict=True):
+        for one, made in zip(update.weights, counts.made, strict=True):
             key = (one.group, one.weight.shape, made)
             if key not in known:
                 known[key] = self.rule.numbers(groups[one.group], one.weight.shape, int(made) + 1, made == 0)
             one.memory[:] = known[key]
+        if self.numbers is not None:
+            self.numbers.send()
         if settings.clip_norm is not None:
             update.most.fill_(settings.clip_norm)
         if settings.ema is not None:
@@ -75,11 +111,29 @@ class StepStates:
         finally:
             self.whole.state.update = update
 
+    def count(self, is_last: bool) -> None:
+        """Follows on the host what a batch has added to the update's `steps` and `uses`, which are the device's."""
+        counts, state = self.counts, self.whole.state
+        used = [use + there for use, there in zip(counts.used, state.there, strict=True)]
+        made = counts.made
+        if is_last:
+            if state.finite is None or bool(state.finite):
+                made = [steps + (use > 0) for steps, use in zip(made, used, strict=True)]
+            used = [0.0] * len(used)
+        self.counts = StepCounts(made, used, self.update.version())
+
+    def _counts(self) -> StepCounts:
+        """Steps and uses as they are; they are read only where somebody else has written them: reading waits."""
+        update = self.update
+        if self.counts.version != update.version():
+            self.counts = StepCounts(update.steps.tolist(), update.uses.tolist(), update.version())
+        return self.counts
+
     def settle(self) -> None:
         """Gives the optimiser the states that were made for a first step, once that has been made."""
         if not self.new:
             return
-        steps = self.update.steps.tolist()
+        steps = self.counts.made
         for place in [place for place in self.new if steps[place]]:
             one = self.update.weights[place]
             self.new.remove(place)
@@ -133,7 +187,11 @@ class StepStates:
                   if weight.requires_grad]
         gathered = {id(one.weight): one.gathered for one in before.weights}
         uses = {id(one.weight): use for one, use in zip(before.weights, before.uses.tolist(), strict=True)}
-        steps, found = torch.zeros(len(listed)), []
+        device = listed[0][1].device if listed else before.steps.device
+        lengths = [len(rule.numbers(groups[number], weight.shape, 1, True)) for number, weight in listed]
+        self.numbers = None if device.type == "cpu" else DeviceNumbers(lengths, device)
+        made, found = [], []
+        steps = torch.zeros(len(listed), device=device)
         self.new = []
         for place, (number, weight) in enumerate(listed):
             own = settings.optimizer.state.get(weight, {})
@@ -141,29 +199,34 @@ class StepStates:
             is_new = any(own.get(name) is None for name in shapes)
             states = {name: own[name] if own.get(name) is not None else _zeros(weight, shape)
                       for name, shape in shapes.items()}
-            steps[place] = float(own.get("step", 1.0 if shapes and not is_new else 0.0))
+            made.append(float(own.get("step", 1.0 if shapes and not is_new else 0.0)))
             sums = gathered.get(id(weight))
             if sums is None and settings.accumulate > 1:
                 sums = torch.zeros_like(weight.detach())
-            # memory of its own for each: no offsets for a program to depend on
-            numbers = torch.zeros(len(rule.numbers(groups[number], weight.shape, 1, True)), dtype=torch.float64)
+            if self.numbers is None:  # memory of its own for each: no offsets for a program to depend on
+                numbers = torch.zeros(lengths[place], dtype=torch.float64)
+                memory = numbers.numpy()
+            else:
+                numbers, memory = self.numbers.tensors[place], self.numbers.memory[place]
             step = steps[place] if rule.counts else None
             if is_new:
                 self.new.append(place)
             elif step is not None:
                 settings.optimizer.state[weight]["step"] = step
-            found.append(Weight(weight, number, rule.choices(groups[number]), states, numbers, numbers.numpy(), sums,
+            found.append(Weight(weight, number, rule.choices(groups[number]), states, numbers, memory, sums,
                                 self.averages.get(self.names.get(id(weight), "")), step))
             api.fix_sizes(weight)
+        steps.copy_(torch.tensor(made))
         scaler = settings.scaler
         if scaler is not None:
             if scaler._scale is None:
-                scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+                scaler._lazy_init_scale_growth_tracker(device)
             whole.scale = scaler._scale
         self.update = whole.state.update = replace(
-            before, weights=tuple(found), steps=steps, parts=settings.accumulate, scale=whole.scale,
+            before, weights=tuple(found), steps=steps, most=before.most.to(device), part=before.part.to(device),
+            parts=settings.accumulate, scale=whole.scale,
             is_clipped=settings.clip_norm is not None, waiting=settings.gradient_dtype,
-            uses=torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed]))
+            uses=torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed], device=device))
         whole.trained = tuple(one.weight for one in found)
         changed = {id(weight) for weight in whole.trained}
         self.resting = [(weight, self.averages[name]) for name, weight in settings.model.named_parameters()

@@ -35,6 +35,7 @@ from anyshape.frontend.train_step.update import StepUpdate
 from anyshape.runtime.call.executable import Executable
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.random_state import RandomState
 from anyshape.torch_compat.versions.side_effects import OWN, has_effect
 
 GRADIENTS = torch.ops.anyshape.gradients.default
@@ -49,12 +50,13 @@ TWICE = "the limit refuses the batch in one run: it runs twice, {} (docs/train-s
 @dataclass(frozen=True, slots=True)
 class StepGraph:
     """A program with its update. outputs: per output of the trace, its place among those of the program; -1 for
-    gradients. norm, finite: their places, or -1."""
+    gradients. norm, finite: their places, or -1. there: per weight, whether it has a gradient."""
 
     program: Boxed
     outputs: tuple[int, ...]
     norm: int
     finite: int
+    there: tuple[bool, ...]
 
     def seen(self, found: Sequence[Any]) -> tuple[Any, Any]:
         """Norm and finite, or None, of what the program gave."""
@@ -116,7 +118,7 @@ class StepProgram:
                 bound, found, state.norm, state.finite = self._twice(state.update, begun)
             else:
                 state.norm, state.finite = bound.ended.seen(found)
-            state.has_ended = True
+            state.there, state.has_ended = bound.ended.there, True
         return [found[place] if place >= 0 else state.nothing for place in bound.ended.outputs]
 
     def _twice(self, update: StepUpdate, begun: _StepBuilder) -> tuple[BoundTensors, list[Any], Any, Any]:
@@ -164,7 +166,7 @@ class StepProgram:
             static = (*self.static, *range(count, count + sum(place < 0 for place in places)))
             reason = ANOTHER if part != "measures" and not update.is_known else TWICE.format(
                 "to see its gradients" if part == "measures" else "then to update")
-            return StepGraph(self.compile(graph, static, reason), outputs, norm, finite)
+            return StepGraph(self.compile(graph, static, reason), outputs, norm, finite, gradients_there(self.graph))
 
 
 class _StepBuilder:
@@ -172,12 +174,12 @@ class _StepBuilder:
 
     def __init__(self, inputs: Sequence[Any], draws: bool) -> None:
         self.inputs = list(inputs)
-        self.random = torch.random.get_rng_state() if draws else None
+        self.random = RandomState.now(inputs) if draws else None
 
     def again(self) -> None:
         """Random numbers will be those that they were."""
         if self.random is not None:
-            torch.random.set_rng_state(self.random)
+            self.random.restore()
 
 
 def _within_limit(program: Boxed, inputs: list[Any], or_none: bool) -> list[Any] | None:
@@ -220,7 +222,7 @@ def with_update(step: GraphModule, update: StepUpdate, part: Part,
     values = []
     for place, tensor, role in zip(places, update.tensors(), update.roles(), strict=True):
         with mode, torch.no_grad():
-            value = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype)
+            value = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         if place < 0:
             with graph.inserting_after(last):
                 last = graph.placeholder(f"update_{len(targets)}")
@@ -262,7 +264,6 @@ def _formulas(update: StepUpdate, part: Part, values: Sequence[torch.Tensor],
               node: Node) -> tuple[GraphModule, list[int], bool, bool]:
     """The graph from the update's tensors and the gradients to their new values, and the norm and whether gradients are
     finite, if there are these two; which tensors the values are for, and whether there are these two."""
-    there = [one is not None for one in node.args[0]]
     written: list[int] = []
     beside: list[bool] = []
 
@@ -270,7 +271,7 @@ def _formulas(update: StepUpdate, part: Part, values: Sequence[torch.Tensor],
         tensors = given[:len(values)]
         gradients = iter(given[len(values):])
         one = update.on(tensors)
-        changes = PARTS[part](one, [next(gradients) if here else None for here in there])
+        changes = PARTS[part](one, [None if given is None else next(gradients) for given in node.args[0]])
         place_of = {id(tensor): place for place, tensor in enumerate(tensors)}
         written.extend(place_of[id(target)] for target, _ in changes.values)
         beside.extend((changes.norm is not None, changes.finite is not None))
@@ -281,6 +282,12 @@ def _formulas(update: StepUpdate, part: Part, values: Sequence[torch.Tensor],
     with values[0].fake_mode:  # type: ignore[attr-defined]
         graph = api.trace_formulas(traced, [*values, *gradients], decompositions.table())
     return graph, written, *beside
+
+
+def gradients_there(graph: GraphModule) -> tuple[bool, ...]:
+    """Per weight, whether the loss of a traced step has a gradient for it."""
+    node = graph.graph.find_nodes(op="call_function", target=GRADIENTS)[0]
+    return tuple(one is not None for one in node.args[0])
 
 
 def _put(graph: Any, formulas: GraphModule, given: Sequence[Node]) -> list[Any]:

@@ -27,12 +27,12 @@ class StepState:
         update: of all weights; None before the first step.
         is_last: the batch in hand ends a step.
         has_ended: the last call has changed all that it changes.
-        norm, finite: of that call, as in `Changes`.
+        norm, finite: of that call, as in `Changes`. there: per weight, whether it had a gradient in it.
         nothing: an empty tensor, which stands for gradients.
         distribution: how the step is dealt out over ranks (frontend/train_step/distributed.py); None on one.
     """
 
-    __slots__ = ("distribution", "finite", "has_ended", "is_last", "norm", "nothing", "update")
+    __slots__ = ("distribution", "finite", "has_ended", "is_last", "norm", "nothing", "there", "update")
 
     def __init__(self) -> None:
         self.update: StepUpdate | None = None
@@ -40,6 +40,7 @@ class StepState:
         self.has_ended = False
         self.norm: Tensor | None = None
         self.finite: Tensor | None = None
+        self.there: tuple[bool, ...] = ()
         self.nothing = torch.empty(0)
         self.distribution: Any = None
 
@@ -85,4 +86,5 @@ class WholeStep(torch.nn.Module):
         with DeferInterrupts():
             found: Changes = (state.update.updates if state.is_last else state.update.gathers)(gradients)
             found.make()
+            state.there = tuple(one is not None for one in gradients)
             state.norm, state.finite, state.has_ended = found.norm, found.finite, True

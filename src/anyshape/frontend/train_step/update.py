@@ -91,8 +91,12 @@ class StepUpdate:
     def knowing(self) -> StepUpdate:
         """The same update behind what it needs to know of all gradients, which is to be filled in."""
         dtype = functools.reduce(torch.promote_types, (one.weight.dtype for one in self.weights), torch.float32)
-        return replace(self, norm=torch.zeros((), dtype=dtype) if self.is_clipped else None,
-                       finite=None if self.scale is None else torch.zeros((), dtype=torch.bool))
+        return replace(self, norm=self.steps.new_zeros((), dtype=dtype) if self.is_clipped else None,
+                       finite=None if self.scale is None else self.steps.new_zeros((), dtype=torch.bool))
+
+    def version(self) -> object:
+        """Changes with `steps` and `uses`, where somebody else than a program writes them."""
+        return id(self.steps), self.steps._version, self.uses._version
 
     # ---- as data, for a trace
 
@@ -180,7 +184,7 @@ class StepUpdate:
         """The norm of gradients, if it is limited, and whether all are numbers, if the loss is scaled."""
         there = [gradient for gradient in total if gradient is not None]
         return (_norm(there) if self.is_clipped else None,
-                None if self.scale is None else _largest(there).isfinite())
+                None if self.scale is None else _largest(there, self.scale).isfinite())
 
     def _uses(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Per weight, the batches of this step that had a gradient for it."""
@@ -226,9 +230,9 @@ class StepUpdate:
         return [(one.average, value if finite is None else torch.where(finite, value, one.average))]
 
 
-def _largest(gradients: Sequence[Tensor]) -> Tensor:
+def _largest(gradients: Sequence[Tensor], scale: Tensor) -> Tensor:
     found = [gradient.abs().amax().to(torch.float32) for gradient in gradients if gradient.numel()]
-    return torch.stack(found).amax() if found else torch.zeros(())
+    return torch.stack(found).amax() if found else torch.zeros_like(scale, dtype=torch.float32)
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:

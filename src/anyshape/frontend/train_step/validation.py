@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from anyshape import torch_compat as compat
+from anyshape.backend.targets import TARGETS
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError
 from anyshape.frontend.messages.recompile_reasons import source_words
@@ -79,7 +80,7 @@ class StepSettings:
                 ("accumulate", self.accumulate, isinstance(self.accumulate, int) and self.accumulate >= 1,
                  "it is a number of batches"),
                 ("scaler", self.scaler, self.scaler is None or isinstance(self.scaler, torch.amp.GradScaler),
-                 'it is a torch.amp.GradScaler("cpu")'),
+                 "it is a torch.amp.GradScaler"),
                 ("ema", self.ema, self.ema is None or (_is_number(self.ema) and 0 <= self.ema < 1),
                  "it is the part of an average that stays, from 0 to below 1")):
             if not fits:
@@ -149,8 +150,13 @@ def why_apart(optimizer: torch.optim.Optimizer) -> str:
         for weight in group["params"]:
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 return "a parameter has hooks, which run when its gradient is there"
-            if type(weight) not in (Tensor, torch.nn.Parameter) or not weight.is_floating_point() or not weight.is_cpu:
-                return f"a weight is a {type(weight).__name__} of {weight.dtype} on {weight.device}"
+            if type(weight) not in (Tensor, torch.nn.Parameter) or not weight.is_floating_point():
+                return f"a weight is a {type(weight).__name__} of {weight.dtype}"
+    devices = sorted({str(weight.device) for group in optimizer.param_groups for weight in group["params"]})
+    if len(devices) > 1:
+        return f"the weights are on several devices: {', '.join(devices)}"
+    if devices and devices[0].partition(":")[0] not in TARGETS:
+        return f"there is no target for the device {devices[0]}"
     return ""
 
 

@@ -21,17 +21,20 @@ from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.plan.remat.insert_recompute import insert_recomputation, mark_spent
 from anyshape.plan.schedule.gemm_consumer_tiling import tile_gemm_consumers
 from anyshape.plan.schedule.launch_grouping import group_launches
+from anyshape.plan.schedule.overlap import overlap_collectives
 from anyshape.plan.schedule.reorder import reorder
 from anyshape.plan.verify import verify
 
 PlanPass = Callable[[Plan, PlanContext], Plan | tuple[Plan, ...]]
 Plans = tuple[Plan, ...]
 
+# collectives move apart in the order that was chosen, whatever it was, and before places are shared by lives;
 # what inputs receive is made there before products and updates can be paired; an order is judged by the aliases and the
 # groups that it would get, which are made once it is chosen; optional steps stand beside groups; offsets come when all
 # buffers are known, memory steps when it is known what has an offset
-PLAN_ROAD: tuple[PlanPass, ...] = (sink_mutations, elide_mutation_copies, tile_gemm_consumers, reorder, alias_buffers,
-                                   group_launches, insert_recomputation, allocate, insert_alloc_free, mark_spent)
+PLAN_ROAD: tuple[PlanPass, ...] = (sink_mutations, elide_mutation_copies, tile_gemm_consumers, reorder,
+                                   overlap_collectives, alias_buffers, group_launches, insert_recomputation, allocate,
+                                   insert_alloc_free, mark_spent)
 # without these a plan does not run
 REQUIRED = frozenset(("insert_recomputation", "allocate", "mark_spent"))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anyshape.ir.asynchronous import START, WAIT
 from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import (
@@ -197,7 +198,7 @@ class ExternStep:
     outputs: windows of the buffers the results become (home `External`, or copied into place for other homes); a size
         symbol bound by a result stands in `symbols` as (result index, name).
     effect: its place, from 1, among the calls that do more than give their results (draw random numbers): the order of
-        such steps stays; 0: it does no more.
+        such steps stays (but that of a wait for a collective); 0: it does no more.
     """
 
     target: str
@@ -330,6 +331,16 @@ def step_writes(step: object) -> list[Window]:
     if isinstance(step, MemoryStep):
         return []
     return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
+
+
+def is_launch(step: Step) -> bool:
+    """Does the step launch an asynchronous collective? Its result is the message."""
+    return isinstance(step, ExternStep) and step.target == START
+
+
+def is_wait(step: Step) -> bool:
+    """Does the step wait for an asynchronous collective, whose message is its first operand?"""
+    return isinstance(step, ExternStep) and step.target == WAIT
 
 
 def touched(step: Step) -> list[Window]:

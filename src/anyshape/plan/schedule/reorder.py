@@ -45,7 +45,17 @@ from dataclasses import dataclass
 from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.liveness import arena_ranges, caller_owned, live_bytes, outside_ranges, tape_entry
-from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Step, Window, step_writes, touched
+from anyshape.plan.ir.program import (
+    ExternStep,
+    KernelStep,
+    Plan,
+    Step,
+    Window,
+    is_launch,
+    is_wait,
+    step_writes,
+    touched,
+)
 from anyshape.plan.memory.inplace_reuse import pairs
 from anyshape.plan.memory.mutation_copy_elision import hoist_mutations, permuted
 from anyshape.plan.memory.output_as_scratch import alias_buffers
@@ -126,6 +136,12 @@ def _needed(plan: Plan, context: PlanContext) -> _Needed:
     return _Needed(inside, beside, sum(max(map(hint, curve), default=0) for curve in (inside, beside)))
 
 
+def needs_no_more(new: Plan, old: Plan, context: PlanContext) -> bool:
+    """Does a plan (not allocated) provably need no more bytes than another, at any size, inside the arena and beside?
+    """
+    return _is_no_more(_needed(new, context), _needed(old, context), old.facts)
+
+
 def _is_no_more(new: _Needed, old: _Needed, facts: Facts) -> bool:
     """Does the order of `new` provably need no more than that of `old`, at any size?"""
     return no_more(new.inside, old.inside, facts) and no_more(new.beside, old.beside, facts)
@@ -148,13 +164,15 @@ def dependencies(plan: Plan) -> list[set[int]]:
     before: list[set[int]] = [set() for _ in plan.steps]
     maker: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    watched = -1
+    watched = refusing = -1
     for k, step in enumerate(plan.steps):
         writes = {window.buffer for window in step_writes(step)}
         if _is_watched(step):
-            writes |= {window.buffer for window in touched(step)} if isinstance(step, ExternStep) else set()
             before[k] |= {watched} - {-1}
             watched = k
+            if not is_launch(step):  # which copies what it sends, and refuses nothing
+                writes |= {window.buffer for window in touched(step)} if isinstance(step, ExternStep) else set()
+                refusing = k
         for name in {window.buffer for window in touched(step)}:
             before[k] |= {maker[name]} if name in maker else set()
             if name in writes:
@@ -163,16 +181,17 @@ def dependencies(plan: Plan) -> list[set[int]]:
             else:
                 readers.setdefault(name, []).append(k)
         if writes & inputs:
-            before[k] |= {watched} - {-1}
+            before[k] |= {refusing} - {-1}
         before[k].discard(k)
     return before
 
 
 def _is_watched(step: Step) -> bool:
-    """Does the step do what keeps its place among the others that do? Effects and errors."""
+    """Does the step do what keeps its place among the others that do? Effects and errors. A wait for a collective has
+    its place behind the launch."""
     if isinstance(step, KernelStep):
         return any(window.buffer == "status" for window in step.params)
-    return isinstance(step, ExternStep) and step.effect > 0
+    return isinstance(step, ExternStep) and step.effect > 0 and not is_wait(step)
 
 
 def problem_of(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]]) -> Problem:

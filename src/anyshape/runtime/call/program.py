@@ -103,6 +103,10 @@ class Program:
         run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         return run(record, list(inputs), pointers, undo, self.context.kept.empty)
 
+    def specialization(self, args: list[Any]) -> Specialization:
+        """The record that a call with these arguments would run; nothing runs. Errors as of a call's arguments."""
+        return self.enter(args, self.specializations, self._slow, self._fit)[0]
+
     def _backward(self, args: list[Any]) -> list[Any]:
         """A call that takes a tape."""
         raise NotImplementedError

@@ -1,13 +1,14 @@
-"""Collectives by torch.distributed: the rows of ops/collective.py as messages of process groups, gloo or NCCL.
+"""Collectives by torch.distributed: the rows of ops/collective.py on process groups, gloo or NCCL, asynchronously.
 
-    all_reduce(g1, g2)      one buffer [g1 | g2], one all_reduce
-    all_gather(w1, w2)      [w1 | w2] of each rank, padded to the longest, one all_gather; then each whole is joined
-    reduce_scatter(g1, g2)  a line for each rank of what it is to have, one reduce_scatter
+    m = start(g1, g2)    all_reduce of [g1 | g2] is under way
+    a1, a2 = wait(m)     it has come
 
-Several operands are one message, so its latency is paid once. Ranks that have less than others pad.
+These are the operators that programs call (ir/asynchronous.py); what travels is in runtime/collectives/messages.py.
 """
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anyshape.base import counters
+from anyshape.base.errors import VerifyError
 from anyshape.dist.mesh import Mesh
-from anyshape.dist.placement import local_count
-from anyshape.runtime.collectives.parts import Numbers, between, ceil_counts, joined
-
-REDUCE = {"add": "SUM", "mul": "PRODUCT", "maximum": "MAX", "minimum": "MIN", "or": "MAX", "and": "MIN"}
+from anyshape.runtime.collectives.messages import Line, begin, finish
+from anyshape.runtime.collectives.parts import Numbers
 
 
 @dataclass(slots=True)
@@ -69,155 +69,90 @@ def forget() -> None:
     MESHES.clear()
 
 
-@torch.library.custom_op("anyshape_collective::run", mutates_args=())
-def collective(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str,
-               numbers: Sequence[int]) -> list[Tensor]:
-    """One collective of a program; see ops/collective.py. numbers: five for each operand, and for `into`."""
-    found = MESHES[mesh]
-    counters.count("collectives")
-    group, ranks, rank = found.groups[axis], found.mesh.axis(axis).size, found.coordinates[axis]
-    parts = [tuple(numbers[at:at + 5]) for at in range(0, len(numbers), 5)]
-    made = run(_Line(group, ranks, rank), op, list(pieces), combine, parts)  # type: ignore[arg-type]
-    return made if len(made) == 1 else [one.clone() for one in made]  # memory of its own for each
-
-
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """The processes along an axis: their group, how many they are, and which one this is."""
+class _UnderWay:
+    """A message that was launched: torch's own handle, which keeps it alive, and the thread that waits for it."""
 
-    group: Any
-    ranks: int
-    rank: int
-
-
-def run(line: _Line, op: str, pieces: list[Tensor], combine: str, parts: Sequence[Numbers]) -> list[Tensor]:
-    """What this rank gets of a collective, for each operand; new tensors."""
-    if line.ranks == 1:
-        return [piece.clone(memory_format=torch.contiguous_format) for piece in pieces]
-    if op == "all_reduce":
-        return _all_reduce(line, pieces, combine)
-    if op == "all_gather":
-        return _all_gather(line, pieces, parts)
-    if op == "reduce_scatter":
-        return _reduce_scatter(line, pieces, parts)
-    assert op == "all_to_all", op
-    return [_all_to_all(line, pieces[0], parts[0], parts[1])]
+    work: Any
+    thread: int
 
 
-def _flat(pieces: Sequence[Tensor]) -> Tensor:
-    """One buffer of all, that is no operand's."""
-    flat = [piece.reshape(-1) for piece in pieces]
-    return torch.cat(flat) if len(flat) > 1 else flat[0].clone()
+UNDER_WAY: dict[int, _UnderWay] = {}  # by address of the message: no other is there until it was waited for
 
 
-def _all_reduce(line: _Line, pieces: list[Tensor], combine: str) -> list[Tensor]:
-    flat = _flat(pieces)
-    message = flat.view(torch.uint8) if flat.dtype == torch.bool else flat
-    dist.all_reduce(message, getattr(dist.ReduceOp, REDUCE[combine]), group=line.group)
-    return _split(flat, [piece.shape for piece in pieces])
+def line_of(mesh: ProcessMesh, axis: str) -> Line:
+    """The processes along an axis."""
+    return Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
 
 
-def _split(flat: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+@torch.library.custom_op("anyshape_collective::start", mutates_args=())
+def start(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str, numbers: Sequence[int]) -> Tensor:
+    """Launches a collective of a program; see ops/collective.py. It is the message, which is there after `wait`.
+
+    Args:
+        numbers: five for each operand, and for `into`.
+    """
+    counters.count("collectives")
+    message, work = begin(line_of(MESHES[mesh], axis), op, pieces, combine, _entries(numbers))
+    if work is not None:
+        UNDER_WAY[message.data_ptr()] = _UnderWay(work, threading.get_ident())
+    return message
+
+
+@torch.library.custom_op("anyshape_collective::wait", mutates_args=())
+def wait(message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int],
+         shapes: Sequence[int]) -> list[Tensor]:
+    """Waits for a message, and gives what this rank gets of it, for each operand; new tensors.
+
+    Args:
+        shapes: of each result the number of its dims, and its sizes.
+
+    Raises:
+        VerifyError: it was not launched, or was waited for before.
+    """
+    line = line_of(MESHES[mesh], axis)
+    if line.ranks > 1 and message.numel():
+        found = UNDER_WAY.pop(message.data_ptr(), None)
+        if found is None:
+            raise VerifyError(f"{op} along {axis} is waited for, and is not under way",
+                              do="this is a bug of AnyShape: please report it")
+        begun = time.perf_counter()
+        found.work.wait()
+        counters.count("collective_wait_seconds", time.perf_counter() - begun)
+    made = finish(line, op, message, _shapes(shapes), _entries(numbers))
+    inside = message.untyped_storage().data_ptr()
+    # memory of its own for each, which goes when that result is not needed any more
+    return [one.clone() if one.untyped_storage().data_ptr() == inside else one for one in made]
+
+
+def abandon() -> None:
+    """Lets go of messages of this thread that a call which failed has not waited for."""
+    here = threading.get_ident()
+    for address, one in list(UNDER_WAY.items()):
+        if one.thread == here:
+            del UNDER_WAY[address]
+
+
+def _entries(numbers: Sequence[int]) -> list[Numbers]:
+    return [tuple(numbers[at:at + 5]) for at in range(0, len(numbers), 5)]  # type: ignore[misc]
+
+
+def _shapes(numbers: Sequence[int]) -> list[tuple[int, ...]]:
     found, at = [], 0
-    for shape in shapes:
-        count = 1
-        for size in shape:
-            count *= size
-        found.append(flat[at:at + count].view(tuple(shape)))
-        at += count
+    while at < len(numbers):
+        end = at + 1 + numbers[at]
+        found.append(tuple(numbers[at + 1:end]))
+        at = end
     return found
-
-
-def _most(shape: Sequence[int], parts: Numbers, ranks: int) -> int:
-    """Elements of the largest part of a whole of which this rank has `shape`."""
-    dim, outer, n, inner, _ = parts
-    rest = 1
-    for d, size in enumerate(shape):
-        rest *= 1 if d == dim else size
-    return outer * -(-n // ranks) * inner * rest
-
-
-def _shape_of(shape: Sequence[int], parts: Numbers, count: int) -> list[int]:
-    """The shape of a part with `count` of the n."""
-    dim, outer, _, inner, _ = parts
-    return [outer * count * inner if d == dim else size for d, size in enumerate(shape)]
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
-
-
-def _all_gather(line: _Line, pieces: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
-    most = [_most(piece.shape, one, line.ranks) for piece, one in zip(pieces, parts, strict=True)]
-    own = pieces[0].new_empty(sum(most))
-    at = 0
-    for piece, length in zip(pieces, most, strict=True):
-        own[at:at + piece.numel()] = piece.reshape(-1)
-        own[at + piece.numel():at + length] = 0
-        at += length
-    every = own.new_empty(line.ranks, sum(most))
-    dist.all_gather_into_tensor(_bytes(every.view(-1)), _bytes(own), group=line.group)
-    found, at = [], 0
-    for piece, one, length in zip(pieces, parts, most, strict=True):
-        counts = ceil_counts(one[2], line.ranks)
-        shapes = [_shape_of(piece.shape, one, count) for count in counts]
-        each = [every[rank, at:at + _size(shape)].view(shape) for rank, shape in enumerate(shapes)]
-        found.append(joined(each, one, counts).contiguous())
-        at += length
-    return found
-
-
-def _bytes(flat: Tensor) -> Tensor:
-    return flat.view(torch.uint8) if flat.dtype == torch.bool else flat
-
-
-def _lines(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers], most: Sequence[int]) -> Tensor:
-    """A row for each rank: the parts of all wholes that it is to have, padded."""
-    rows = wholes[0].new_zeros(line.ranks, sum(most))
-    at = 0
-    for whole, one, length in zip(wholes, parts, most, strict=True):
-        for rank in range(line.ranks):
-            part = between(whole, one, *local_count(one[2], line.ranks, rank))
-            rows[rank, at:at + part.numel()] = part.reshape(-1)
-        at += length
-    return rows
-
-
-def _reduce_scatter(line: _Line, wholes: list[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
-    most = [_most(whole.shape, one, line.ranks) for whole, one in zip(wholes, parts, strict=True)]
-    rows = _lines(line, wholes, parts, most)
-    own = rows.new_empty(sum(most))
-    dist.reduce_scatter_tensor(own, rows.view(-1), group=line.group)
-    found, at = [], 0
-    for whole, one, length in zip(wholes, parts, most, strict=True):
-        shape = _shape_of(whole.shape, one, one[4])
-        found.append(own[at:at + _size(shape)].view(shape))
-        at += length
-    return found
-
-
-def _all_to_all(line: _Line, piece: Tensor, parts: Numbers, into: Numbers) -> Tensor:
-    """Of its part along one dim, each rank sends the others theirs along another."""
-    counts = ceil_counts(parts[2], line.ranks)
-    shape = list(piece.shape)
-    shape[parts[0]] = parts[1] * -(-parts[2] // line.ranks) * parts[3]
-    length = _most(shape, into, line.ranks)
-    rows = _lines(line, [piece], [into], [length])
-    every = torch.empty_like(rows)
-    dist.all_to_all_single(_bytes(every.view(-1)), _bytes(rows.view(-1)), group=line.group)
-    found = []
-    for rank, count in enumerate(counts):
-        shape = _shape_of(_shape_of(piece.shape, parts, count), into, into[4])
-        found.append(every[rank, :_size(shape)].view(shape))
-    return joined(found, parts, counts).contiguous()
 
 
 def gathered(mesh: ProcessMesh, own: Tensor, cuts: Sequence[tuple[str, Numbers]]) -> Tensor:
     """The whole of which this process has `own`. cuts: (axis, how it was dealt out) each, in that order."""
     for axis, numbers in reversed(cuts):
-        line = _Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
-        (own,) = run(line, "all_gather", [own.contiguous()], "add", [numbers])
+        line, (dim, outer, n, inner, _) = line_of(mesh, axis), numbers
+        message, work = begin(line, "all_gather", [own.contiguous()], "add", [numbers])
+        if work is not None:
+            work.wait()
+        shape = (*own.shape[:dim], outer * n * inner, *own.shape[dim + 1:])
+        (own,) = finish(line, "all_gather", message, [shape], [numbers])
     return own

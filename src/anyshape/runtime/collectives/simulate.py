@@ -16,8 +16,9 @@ from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Placement, Shard, local_count
 from anyshape.ir.graph import Graph, Node
 from anyshape.ir.types import SizeType
-from anyshape.ops.collective import COLLECTIVES
+from anyshape.ops.collective import COLLECTIVES, RINGS
 from anyshape.runtime.collectives.parts import Numbers, ceil_counts, cut, joined, total
+from anyshape.runtime.torch_ops.fallbacks import by_torch
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
 from anyshape.sym.expr import evaluate
 
@@ -93,6 +94,9 @@ def simulate(mesh: Mesh, graph: Graph, inputs: Sequence[Sequence[Any]]) -> list[
 def _collective(node: Node, states: Sequence[Interpreter]) -> None:
     """One collective of one group, each operand by itself."""
     attrs = [{name: state.attribute(value) for name, value in node.attrs} for state in states]
+    if node.op in RINGS:
+        _ring(node, states, attrs)
+        return
     for place, (operand, value) in enumerate(zip(node.inputs, node.outputs, strict=True)):
         pieces = [state.operand(operand) for state in states]
         for rank, state in enumerate(states):
@@ -102,6 +106,26 @@ def _collective(node: Node, states: Sequence[Interpreter]) -> None:
                 raise VerifyError(f"{value.name} = {node.op}(...) is not what was declared", why=problem,
                                   do="this is a bug of the partitioner: please report it")
             state.values[value.name] = made
+
+
+def _ring(node: Node, states: Sequence[Interpreter], attrs: Sequence[Mapping[str, Any]]) -> None:
+    """Attention of one group: that of the whole sequence, of which each rank gets its part."""
+    op = node.op.removeprefix("ring_")
+    backward = op == "attention_backward"
+    whole = []
+    for place, operand in enumerate(node.inputs):
+        kind = place - backward in (1, 2)  # keys and values
+        counts = [one["parts"][kind][4] for one in attrs]
+        whole.append(joined([state.operand(operand) for state in states], (2, *attrs[0]["parts"][kind][1:]), counts))
+    made = by_torch(op, dict(attrs[0]), whole)
+    for rank, state in enumerate(states):
+        for place, (value, one) in enumerate(zip(node.outputs, made, strict=True)):
+            _, outer, n, inner, count = attrs[rank]["parts"][backward and place > 0]
+            dim = 2 if not backward and place else 1
+            state.values[value.name] = cut(one, (dim, outer, n, inner, count), len(states), rank)
+            if problem := state.complaint(value.tensor, state.values[value.name]):
+                raise VerifyError(f"{value.name} = {node.op}(...) is not what was declared", why=problem,
+                                  do="this is a bug of the partitioner: please report it")
 
 
 def result_of(op: str, pieces: Sequence[Tensor], parts: Sequence[Any], attrs: Mapping[str, Any], rank: int) -> Tensor:

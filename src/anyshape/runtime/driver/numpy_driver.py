@@ -69,7 +69,7 @@ class NumpyDriver:
         """See `Driver`."""
         if not isinstance(value, np.ndarray):
             return None
-        return Argument(NAMES.get(value.dtype, str(value.dtype)), value.shape)
+        return Argument(NAMES.get(value.dtype) or str(value.dtype), value.shape)
 
     def device(self, name: str) -> str:
         """See `Driver`."""

@@ -140,31 +140,30 @@ def _unwrapped(function: Any) -> Any:
 
 
 def _for_profiles(name: str, function: Any) -> Any:
-    """What marks the frame's own code in a profile, at no cost where nobody takes one."""
-    profiler = torch.autograd.profiler
-    if name == "record_pregraph_bytecode_enter":
-        if not compat.has("torch.autograd.profiler._is_profiler_enabled"):
-            return function
-        return lambda: function() if profiler._is_profiler_enabled else None
-    if name == "record_pregraph_bytecode_exit":
-        return lambda mark: None if mark is None else function(mark)
-    return function
+    """What marks the frame's own code in a profile: nothing, for while somebody takes one no call comes this way
+    (`tracer_detector`). Functions of C, which take the least time."""
+    if not compat.has("torch.autograd.profiler._is_profiler_enabled"):
+        return function
+    return {"record_pregraph_bytecode_enter": tuple, "record_pregraph_bytecode_exit": len}.get(name, function)
 
 
 def tracer_detector() -> Callable[[], bool]:
     """A quick function that says whether something other than a plain call is going on in this thread: a tracer other
-    than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
+    than torch.compile's, a frame evaluated by Dynamo, a profile, or a stance set by `torch.compiler.set_stance`."""
     names = ("torch._C._dynamo.eval_frame.get_eval_frame_callback", "torch._C._is_tracing", "torch._guards._TLS",
              "torch._dynamo.eval_frame._stance", "torch._dynamo.eval_frame.DynamoStance")
     callback, jit_tracing, local, _, default = map(compat.get, names)
     if not compat.has(*names):
         return lambda: True
-    room = compat.need("torch._dynamo.eval_frame")  # where torch puts another stance
-    usual = room._stance if room._stance.stance == "default" else default()
+    eval_frame = compat.need("torch._dynamo.eval_frame")  # where torch puts another stance
+    usual = eval_frame._stance if eval_frame._stance.stance == "default" else default()
+    profiler = torch.autograd.profiler
+    if not compat.has("torch.autograd.profiler._is_profiler_enabled"):
+        profiler = types.SimpleNamespace(_is_profiler_enabled=False)  # type: ignore[assignment]
 
     def detect() -> bool:
         return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None
-                or (room._stance is not usual and room._stance != usual))
+                or profiler._is_profiler_enabled or (eval_frame._stance is not usual and eval_frame._stance != usual))
 
     return detect
 

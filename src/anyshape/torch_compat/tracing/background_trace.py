@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,9 +16,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
-
-_PATCHED = "torch.fx._symbolic_trace._Patcher.patch_method"
-_ASKED = "torch.fx._symbolic_trace.is_fx_symbolic_tracing"
+from anyshape.torch_compat.tracing.fx_threads import ASKED, PATCHED, code_of, fx_in_this_thread, put
 
 
 def frame_to_keep(frame: Any) -> Any:
@@ -45,7 +42,7 @@ def same_modes() -> bool:
     dispatch, functions, transforms = map(compat.get, (
         "torch.utils._python_dispatch._get_current_dispatch_mode_stack", "torch._C._len_torch_function_stack",
         "torch._C._functorch.peek_interpreter_stack"))
-    if None in (dispatch, functions, transforms) or not compat.has(_PATCHED, _ASKED):
+    if None in (dispatch, functions, transforms) or not compat.has(PATCHED, ASKED):
         return False
     return not (dispatch() or functions() or transforms() or torch.is_inference_mode_enabled())
 
@@ -83,64 +80,11 @@ def _leaving_the_process_alone() -> Iterator[None]:
         return threading.get_ident() == thread
 
     with _one_at_a_time, contextlib.ExitStack() as stack:
-        stack.enter_context(_code(torch.random.set_rng_state, "def set_rng_state(new_state):\n"
-                                  "    _anyshape_traces_here() or default_generator.set_state(new_state)", here))
+        stack.enter_context(code_of(torch.random.set_rng_state, "def set_rng_state(new_state):\n"
+                                    "    _anyshape_traces_here() or default_generator.set_state(new_state)", here))
         session = getattr(torch.compiler, "_compile_session_context", None)
         if session is not None:
-            stack.enter_context(_put(torch.compiler, "_compile_session_context",
-                                     lambda: contextlib.nullcontext() if here() else session()))
-        stack.enter_context(_calls_of_modules(here))
-        stack.enter_context(_fx_flag(here))
+            stack.enter_context(put(torch.compiler, "_compile_session_context",
+                                    lambda: contextlib.nullcontext() if here() else session()))
+        stack.enter_context(fx_in_this_thread())
         yield
-
-
-@contextlib.contextmanager
-def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
-    """While torch.fx traces, it stands in for the calls and attributes of all modules: here only, then."""
-    patcher = compat.need("torch.fx._symbolic_trace._Patcher")
-    patch = patcher.patch_method
-
-    def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
-        usual = getattr(cls, name)
-
-        @functools.wraps(new)
-        def either(*arguments: Any, **keywords: Any) -> Any:
-            return (new if here() else usual)(*arguments, **keywords)
-
-        patch(self, cls, name, either, deduplicate)
-
-    with _put(patcher, "patch_method", patch_method):
-        yield
-
-
-def _fx_flag(here: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
-    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others."""
-    return _code(compat.need(_ASKED), "def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() "
-                                      "and not torch.compiler.is_compiling()", here)
-
-
-@contextlib.contextmanager
-def _code(function: Any, text: str, here: Callable[[], bool]) -> Iterator[None]:
-    """Inside, `function` has the code of the function in `text`, where `_anyshape_traces_here` is `here`. Callers hold
-    the function itself, so that another one in its place would not reach them."""
-    usual = function.__code__
-    names: dict[str, Any] = {}
-    exec(text, names)
-    code = next(one for one in names.values() if hasattr(one, "__code__")).__code__
-    function.__globals__["_anyshape_traces_here"] = here
-    function.__code__ = code
-    try:
-        yield
-    finally:
-        function.__code__ = usual
-        del function.__globals__["_anyshape_traces_here"]
-
-
-@contextlib.contextmanager
-def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -35,6 +35,7 @@ WHILE_TRACING = {
     "torch._dynamo.utils.run_node": "says whether Python of the user asks a size, or an operator",
     "torch._functorch.aot_autograd.aot_module_simplified": "the same for the backward's trace",
     "torch._C._select_conv_backend": "asks sizes for a layout: its answer changes no result, and is no guard",
+    "torch.backends.opt_einsum.get_opt_einsum": "an einsum of three takes sizes as numbers to choose its path",
     "torch._subclasses.fake_impls._compute_slice_index": "a bound of a slice of unknown sign ends the graph",
     "torch._decomp.decompositions._compute_upsample_nearest_indices":
         "takes other pixels than eager where a factor is no whole number; 18 operators share it",
@@ -55,14 +56,14 @@ WHILE_TRACING = {
     VARIABLES + "user_defined.is_standard_setattr": HOLDERS,
     "torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext.__init__":
         "runs a first call under a mode in which some operators forget that an operand is conjugated",
+    "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
+    "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
+        "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",
 }
 
 WHILE_TRACING_BESIDE = {
     "torch.random.set_rng_state": f"the generator's state: {BESIDE}; draws of the others would come twice",
     "torch.compiler._compile_session_context": f"the flag that torch compiles: {BESIDE}",
-    "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
-    "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
-        "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",
 }
 
 BY_TORCH = {"torch.fx.graph_module._forward_from_src": "Dynamo's own, in every trace"}

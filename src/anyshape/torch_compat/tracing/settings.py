@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
 from anyshape.torch_compat.tracing.symint_cache import general_tracing, quick_tracing
 from anyshape.torch_compat.versions import api
@@ -54,6 +56,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     counted = getattr(getattr(torch.compiler, "config", None), "dynamic_sources", None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.compile_lock())  # torch's own, for what is changed here is every thread's
+        stack.enter_context(fx_in_this_thread())
         dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
         if not dynamic:
             dynamo["assume_static_by_default"] = True
@@ -82,6 +85,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(general_tracing())
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
+        stack.enter_context(_contractions_ordered_once())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
         stack.enter_context(shape_rules(rules))
@@ -198,6 +202,31 @@ def _warnings_of_functions() -> Iterator[None]:
         yield
     finally:
         DebuggingVariable.call_function = method
+
+
+@contextlib.contextmanager
+def _contractions_ordered_once() -> Iterator[None]:
+    """Inside, `opt_einsum`, where it is installed, orders the contractions of an einsum for the sizes of the trace, and
+    asks for no guards. A size that only the data tell counts as one that is large."""
+    backend, get_package = torch.backends.opt_einsum, compat.get("torch.backends.opt_einsum.get_opt_einsum")
+    package = get_package() if get_package is not None else None
+    if package is None or getattr(package, "anyshape", False):
+        yield
+        return
+
+    def number(size: Any) -> int:
+        return size if isinstance(size, int) else int(size.node.hint) if size.node.has_hint() else 1024
+
+    def contract_path(equation: str, *operands: Any, **settings: Any) -> Any:
+        shapes = [tuple(map(number, one.shape)) for one in operands]
+        return package.contract_path(equation, *shapes, shapes=True, **settings)
+
+    ours = types.SimpleNamespace(anyshape=True, contract_path=contract_path)
+    backend.get_opt_einsum = lambda: ours
+    try:
+        yield
+    finally:
+        backend.get_opt_einsum = get_package
 
 
 _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)  # of one size, no formula
@@ -473,7 +502,8 @@ def in_trace_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def later(*arguments: Any) -> Any:
-        with tracing(context):
+        # as in the trace itself: one thread at a time, and what torch.fx traces is nobody else's
+        with compat.compile_lock(), fx_in_this_thread(), tracing(context):
             return function(*arguments)
 
     return api.unhooked(later, "AnyShape compiles the update of a step")

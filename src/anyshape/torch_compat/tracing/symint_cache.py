@@ -21,6 +21,7 @@ from types import FunctionType
 from typing import Any
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.einsum_path import by_hints
 from anyshape.torch_compat.tracing.fake_tensor_cache import remembered_shapes
 from anyshape.torch_compat.versions.symbolic_functions import general_form
 
@@ -273,7 +274,8 @@ def _of_operators(asking: _Asking) -> list[Patch]:
 
     return [(utils, "run_node", run_node),
             (aot_autograd, "aot_module_simplified", asking.within("operator", aot_autograd.aot_module_simplified)),
-            (torch._C, "_select_conv_backend", asking.within("layout", convolutions))]
+            (torch._C, "_select_conv_backend", asking.within("layout", convolutions)),
+            (torch.backends.opt_einsum, "get_opt_einsum", by_hints(torch.backends.opt_einsum.get_opt_einsum))]
 
 
 def _general_answer(node: Any, place: str) -> bool | None:

@@ -198,6 +198,16 @@ class Driver:
             raise self.error(code, getattr(SIGNATURES["query_event"], self.kind))
         return code == OK
 
+    def end_capture(self, stream: int) -> int:
+        """The graph of what was put on a stream since its capture began."""
+        found = ctypes.c_uint64()
+        self.call("end_capture", stream, ctypes.addressof(found))
+        return found.value
+
+    def graph(self, graph: int) -> int:
+        """An executable graph."""
+        return self._new("instantiate_graph", graph, 0)
+
     def free(self, name: str, handle: int) -> None:
         """Gives something back with function `name`; errors at the end of a process are nobody's."""
         self._functions[name](handle)

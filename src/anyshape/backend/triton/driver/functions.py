@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-INT, UINT, SIZE, POINTER, ADDRESS, TEXT = (ctypes.c_int, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p,
-                                           ctypes.c_uint64, ctypes.c_char_p)
+INT, UINT, LONG, SIZE, POINTER, ADDRESS, TEXT = (ctypes.c_int, ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_size_t,
+                                                 ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,12 @@ SIGNATURES = {
     "destroy_stream": _row("cuStreamDestroy_v2", "hipStreamDestroy", POINTER),
     "synchronize_stream": _row("cuStreamSynchronize", "hipStreamSynchronize", POINTER),
     "wait_event": _row("cuStreamWaitEvent", "hipStreamWaitEvent", POINTER, POINTER, UINT),
+    "begin_capture": _row("cuStreamBeginCapture_v2", "hipStreamBeginCapture", POINTER, INT),
+    "end_capture": _row("cuStreamEndCapture", "hipStreamEndCapture", POINTER, POINTER),
+    "instantiate_graph": _row("cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags", POINTER, POINTER, LONG),
+    "launch_graph": _row("cuGraphLaunch", "hipGraphLaunch", POINTER, POINTER),
+    "destroy_graph": _row("cuGraphDestroy", "hipGraphDestroy", POINTER),
+    "destroy_graph_exec": _row("cuGraphExecDestroy", "hipGraphExecDestroy", POINTER),
     "create_event": _row("cuEventCreate", "hipEventCreateWithFlags", POINTER, UINT),
     "destroy_event": _row("cuEventDestroy_v2", "hipEventDestroy", POINTER),
     "record_event": _row("cuEventRecord", "hipEventRecord", POINTER, POINTER),

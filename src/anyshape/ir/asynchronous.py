@@ -1,0 +1,12 @@
+"""Asynchronous collectives: the two calls that one is, its launch and the wait for it, with the message between them.
+
+    m = extern(x, ... | target=START, effect=1)    sends; x may be written over, m is not there yet
+    y, ... = extern(m | target=WAIT, effect=2)     m is there; what this rank gets of it
+
+Launches keep their order on all ranks. A wait may stand anywhere between its launch and the first use of its results:
+what lies between hides the message, whose memory is taken from the one to the other.
+"""
+from __future__ import annotations
+
+START = "anyshape_collective.start.default"
+WAIT = "anyshape_collective.wait.default"

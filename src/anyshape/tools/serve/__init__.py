@@ -1,0 +1,1 @@
+"""The command `anyshape serve`: an inference server with dynamic batching."""

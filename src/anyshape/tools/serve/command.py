@@ -1,0 +1,100 @@
+"""`anyshape serve FILE`: an inference server for deployed files, by the Open Inference Protocol over HTTP."""
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from anyshape.artifact.load import load
+from anyshape.base.config import bytes_of
+from anyshape.base.errors import ConfigError
+from anyshape.tools.serve.served import Servable, Served, name_of
+
+if TYPE_CHECKING:
+    from anyshape.tools.serve.app import Settings
+
+BACKLOG = 2048  # connections that wait to be accepted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `main` reads."""
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="a file that anyshape.save wrote, or an ONNX model; NAME=FILE "
+                                                 "to name it, otherwise the file's name without .any or .onnx")
+    add("--host", default="127.0.0.1", help="address to listen at (default: %(default)s, this machine only)")
+    add("--port", type=int, default=8000, help="0: one that is free (default: %(default)s)")
+    add("--trust-native", action="store_true", help="run the machine code in the files: for files that come from you")
+    add("--workers", type=int, default=0, metavar="N", help="calls at once (default: the cores, by --threads)")
+    add("--threads", type=int, default=1, metavar="N", help="threads of a call (default: %(default)s)")
+    add("--rows", type=int, default=32, metavar="N",
+        help="rows of requests that share a call, at most; 1: none do (default: %(default)s)")
+    add("--latency-budget", type=float, default=0.0, metavar="MS",
+        help="milliseconds that a request may wait for others of its sizes while a worker is free (default: none)")
+    add("--patience", type=float, default=30.0, metavar="S",
+        help="seconds that a request may wait for its turn (default: %(default)s)")
+    add("--limit", default="1GB", metavar="BYTES",
+        help="bytes that requests, answers and calls may hold, weights not counted (default: %(default)s)")
+    add("--largest", default="64MB", metavar="BYTES", help="bytes of a request (default: %(default)s)")
+    add("--drain", type=int, default=30, metavar="S",
+        help="seconds that running requests have after SIGTERM (default: %(default)s)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs the command until it is asked to end."""
+    from anyshape.tools.serve.app import Settings
+    for name in ("threads", "rows"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} {getattr(arguments, name)}", why="it is below 1", do="pass a number from 1")
+    cores = len(os.sched_getaffinity(0))
+    settings = Settings(arguments.workers or max(1, cores // arguments.threads), arguments.rows,
+                        arguments.latency_budget / 1e3, arguments.patience, arguments.patience,
+                        bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
+    models: dict[str, Servable] = {}
+    for word in arguments.files:
+        name, sign, path = word.rpartition("=")
+        name = name if sign else name_of(path)
+        if name in models:
+            raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
+        models[name] = _model(name, path, arguments)
+    serve(models, settings, arguments.host, arguments.port, arguments.drain)
+    for model in models.values():
+        model.close()
+    return 0
+
+
+def _model(name: str, path: str, arguments: argparse.Namespace) -> Servable:
+    """A file's model; ONNX models are compiled first, which needs torch."""
+    if not path.endswith(".onnx"):
+        return Served(name, load(path, arguments.trust_native, arguments.threads))
+    from anyshape.tools.serve.onnx_model import served_onnx
+    return served_onnx(name, path, arguments.threads)
+
+
+def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: int, drain: int) -> None:
+    """Answers requests until SIGTERM or SIGINT; what runs then has `drain` seconds. Says a line for each model.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    import uvicorn
+
+    from anyshape.tools.serve.app import application
+    try:
+        listening = socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}", why=str(error),
+                          do="pass another --host or --port; 0 takes a free one") from error
+    # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)
+    server = uvicorn.Server(uvicorn.Config(application(models, settings), log_level="warning", access_log=False,
+                                           lifespan="on", backlog=BACKLOG, timeout_graceful_shutdown=drain))
+    host, port = listening.getsockname()[:2]
+    for name, model in models.items():
+        shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
+            "each request is a call of its own"
+        print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
+    server.run(sockets=[listening])
