@@ -22,7 +22,7 @@ from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.pipeline import Batch, Mailbox, PipelineRank, run_all
 from anyshape.runtime.collectives.simulate import local_inputs
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter, interpret
-from dist_model import Captured, Llama, capture, difference
+from dist_model import Captured, Llama, capture, difference, next_token_loss
 
 SHAPES = ((8, 12), (4, 9), (5, 31), (1, 5))  # the last ones leave micro-batches without rows
 
@@ -141,6 +141,17 @@ def test_a_loss_that_needs_all_rows_at_once_is_refused() -> None:
     torch.manual_seed(0)
     with pytest.raises(Unsupported) as caught:
         planned(capture(Llama(layers=1).double(), loss=mean_over_rows), 2)
+    assert caught.value.where and caught.value.why and caught.value.do
+
+
+def loss_and_rows(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return next_token_loss(model, tokens), tokens.sum(1)
+
+
+def test_results_that_differ_from_micro_batch_to_micro_batch_are_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(Unsupported, match="differs from micro-batch") as caught:
+        planned(capture(Llama(layers=1).double(), loss=loss_and_rows), 2)
     assert caught.value.where and caught.value.why and caught.value.do
 
 

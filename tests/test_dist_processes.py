@@ -93,6 +93,7 @@ def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None
     assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
 
 
+@pytest.mark.full
 def test_a_pipeline_keeps_a_weight_on_one_rank() -> None:
     found = pipeline(2, "pp")
     assert sum(one["sharded"] for one in found) == found[0]["tensors"]  # on the other it reads as NaN

@@ -176,17 +176,14 @@ class _Builder:
     def _walk(self, readers: Mapping[str, frozenset[int]]) -> None:
         self.drafts, self.wanted = {}, {}
         for target, value in self.graph.writes:
+            self._check(value)
             for key in self._writers(value, readers.get(target.name, frozenset())):
                 self._want(value, key)
                 self._draft(key).given[target.name] = None
                 self._draft(key).writes.append((target, value))
         for operand in self.graph.outputs:
             if isinstance(operand, Value) and isinstance(operand.type, TensorType):
-                source = self.makers.get(operand.name)
-                if source is not None and source.kind not in ("U", "once"):
-                    raise Unsupported("a result of the step differs from micro-batch to micro-batch",
-                                      where=operand.name, why="a pipeline gives sums over micro-batches",
-                                      do="return only the loss, or numbers that are sums or means over rows")
+                self._check(operand)
                 for rank in range(self.ranks):
                     key = self._reader(operand, rank)
                     self._want(operand, key)
@@ -195,6 +192,15 @@ class _Builder:
             keys = [key for value in node.outputs for key in self.wanted.get(value.name, ())]
             if keys:
                 self._visit(node, list(dict.fromkeys(keys)))
+
+    def _check(self, value: Value) -> None:
+        """Raises Unsupported where a result differs from micro-batch to micro-batch."""
+        if value.name in self.found.varying or value.name in self.inputs:
+            node = self.graph.producers().get(value.name)
+            raise Unsupported("a result of the step differs from micro-batch to micro-batch",
+                              where=value.name if node is None else f"{value.name} = {node.op}(...), {node.where}",
+                              why="a pipeline gives sums over micro-batches",
+                              do="return only the loss, or numbers that are sums or means over rows")
 
     def _writers(self, value: Value, readers: frozenset[int]) -> list[Key]:
         """The segments that write an input: one on each rank that reads it, and the one that makes the value."""

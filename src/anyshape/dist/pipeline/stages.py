@@ -34,13 +34,15 @@ Phase = Literal["F", "B", "U", "once", "free"]
 class Stages:
     """The phase of every value that an equation makes, and its stage, where that has one.
 
-    count: of stages. firsts: the first equation of the forward of each stage, in words.
+    count: of stages. firsts: the first equation of the forward of each stage, in words. varying: values that differ
+    from micro-batch to micro-batch.
     """
 
     count: int
     phases: Mapping[str, Phase]
     stages: Mapping[str, int]
     firsts: tuple[str, ...]
+    varying: frozenset[str]
 
 
 def assign(graph: Graph, roles: Roles, count: int, varying: Sequence[str]) -> Stages:
@@ -57,7 +59,7 @@ def assign(graph: Graph, roles: Roles, count: int, varying: Sequence[str]) -> St
     firsts = found.forward()
     for node in graph.nodes:
         found.place(node)
-    return Stages(count, found.phases, found.stages, firsts)
+    return Stages(count, found.phases, found.stages, firsts, frozenset(found.varying))
 
 
 class _Assignment:
