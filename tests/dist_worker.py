@@ -30,13 +30,13 @@ from anyshape.runtime.collectives.ring_attention import Ring
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
 
-SHAPES = ((6, 12), (4, 9), (2, 31), (6, 5), (8, 33))
+SHAPES = [(6, 12), (4, 9), (4, 31), (6, 5), (8, 33)]
+SHAPES += [(4 + number % 5, 6 + 7 * number % 29) for number in range(15)]
 
 
 def strategies(world: int) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "mesh": mesh_of(data=2, tensor=world // 2), "hsdp": mesh_of(data=2, fsdp=world // 2),
-        "fsdp-tp": mesh_of(fsdp=2, tensor=world // 2), "pp-dp": mesh_of(data=2, pp=world // 2),
+        "pp-dp": mesh_of(data=2, pp=world // 2),
         "pp-zero1": mesh_of(pp=world // 2, zero1=2), "pp-fsdp": mesh_of(pp=world // 2, fsdp=2),
         "pp-tp": mesh_of(pp=world // 2, tensor=2),
         "ring-dp": mesh_of(data=2, ring=world // 2), "ulysses-fsdp": mesh_of(ulysses=world // 2, fsdp=2),
@@ -44,6 +44,12 @@ def strategies(world: int) -> dict[str, Any]:
     for name, chunks in (("gpipe", 1), ("interleaved", 2), ("zero-bubble", 1)):
         found[name] = Strategy(mesh_of(pp=world), ("pp",), pipeline=PipelineSchedule(name, 2 * world, chunks))
     return found
+
+
+def strategy_of(mode: str, world: int) -> Any:
+    """A strategy by name; `fsdp-tensor` is a mesh of two axes, of which the first one has two ranks."""
+    first, _, second = mode.partition("-")
+    return strategies(world).get(mode) or (mesh_of(**{first: 2, second: world // 2}) if second else mode)
 
 
 def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
@@ -55,7 +61,7 @@ def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
         here = strategy.coordinates(rank)
         place = count = 0
         for axis in strategy.axes:
-            if axis.name not in ("tensor", "pp", "ring", "ulysses"):
+            if axis.name not in ("tensor", "sequence", "pp", "ring", "ulysses"):
                 place = place * axis.size + here[axis.name]
                 count = (count or 1) * axis.size
         return place, count or 1
@@ -66,21 +72,21 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-9))
 
 
-def trains(mode: str, **more: Any) -> dict[str, Any]:
+def trains(mode: str, steps: int = 5, dtype: str = "float64", **more: Any) -> dict[str, Any]:
     """Trains on batches of changing shapes, each rank on its part, beside a model that one rank trains on all."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    strategy = strategies(world).get(mode, mode)
+    strategy = strategy_of(mode, world)
     torch.manual_seed(rank)  # all take over the numbers of rank 0
-    model = Llama().double()
+    model = Llama().to(getattr(torch, dtype))
     settings: dict[str, Any] = {"strict": True, "threads": 1, **more}
     step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, **settings)
     with step.whole():
-        alone = Llama().double()
+        alone = Llama().to(getattr(torch, dtype))
         alone.load_state_dict(model.state_dict())
     one = anyshape.train_step(alone, next_token_loss, optimizer(alone), **settings)
     place, count = coordinates_of(strategy, rank, world)
     worst, before = 0.0, 0
-    for number, (batch, length) in enumerate(SHAPES):
+    for number, (batch, length) in enumerate(SHAPES[:steps]):
         torch.manual_seed(100 + number)
         tokens = torch.randint(0, 60, (batch, length))
         before = anyshape.stats()["collectives"]
@@ -97,7 +103,7 @@ def trains(mode: str, **more: Any) -> dict[str, Any]:
 def overlapped(mode: str) -> dict[str, Any]:
     """The same steps with collectives that are waited for where they are launched: bit for bit."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    strategy = strategies(world).get(mode, mode)
+    strategy = strategy_of(mode, world)
     place, count = coordinates_of(strategy, rank, world)
     ends, launched = [], []
     for left_out in ("", "overlap_collectives"):

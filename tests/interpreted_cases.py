@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 import test_triton as texts
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
@@ -128,6 +129,28 @@ def test_every_scalar_instruction(dtype: str) -> None:
         cpu(wanted, [size])
         device.run(found.addresses(), [size])
         assert difference(found, wanted) < 2e-5 and found.is_whole()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_digamma(dtype: str) -> None:
+    """The CPU's kernels have none: against PyTorch's."""
+    kernel = texts.program(texts.DIGAMMA.replace("f32", dtype))
+    array = {"f32": np.float32, "f64": np.float64}[dtype]
+    x = np.concatenate([np.linspace(-8.3, 40, 997), [0.0, -0.0, -1.0, -7.0, 1e-6, -1e-6, 1e9, np.inf, -np.inf, np.nan],
+                        np.geomspace(1e-5, 1e5, 100)]).astype(array)
+    found = np.zeros_like(x)
+    InterpretedKernel(read(emit(kernel))).run([x.ctypes.data, found.ctypes.data], [len(x)])
+    wanted = torch.digamma(torch.from_numpy(x)).numpy()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
+    within = {"f32": (2e-4, 1e-5), "f64": (1e-11, 1e-12)}[dtype]
+    np.testing.assert_allclose(found, wanted, *within)
+
+
+def test_the_sign_of_zero() -> None:
+    kernel = texts.program(texts.DIGAMMA.replace("digamma", "neg"))
+    x, found = np.array([0.0, -0.0, 1.0], np.float32), np.zeros(3, np.float32)
+    InterpretedKernel(read(emit(kernel))).run([x.ctypes.data, found.ctypes.data], [3])
+    np.testing.assert_array_equal(np.signbit(found), [True, False, True])
 
 
 def test_bf16_rounds_to_nearest_even() -> None:

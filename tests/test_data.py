@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 import anyshape
@@ -805,3 +806,48 @@ def test_pixels_that_are_rearranged_behind_a_convolution_have_channels_last(name
     for size in (8, 6, 4):
         x = torch.randn(2, 3, size, size).to(memory_format=torch.channels_last)
         assert fast(x).stride() == model(x).stride()
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_checkpoints_in_sequence_are_part_of_one_program(segments):
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def function(x):
+        return torch.utils.checkpoint.checkpoint_sequential(model, segments, x, use_reentrant=False)
+
+    fast = anyshape.compile(function, strict=True, defer=False)
+    for rows in (4, 1, 7):
+        agree(function, fast, torch.randn(rows, 6))
+    assert fast._anyshape.compilation.graphs == 1
+
+
+class Experts(nn.Module):
+    """A mixture of experts as it is often written, with a loop; asks: whether an expert without tokens is left out."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.gate, self.asks = nn.Linear(8, 3), asks
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        chosen = self.gate(x).topk(2).indices
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, _ = torch.where(chosen == number)
+            if self.asks and rows.numel() == 0:
+                continue
+            result.index_add_(0, rows, expert(x[rows]))
+        return result
+
+
+def test_a_question_about_the_data_is_named_with_what_to_do():
+    x = torch.randn(5, 8)
+    asking, plain = Experts(True), Experts(False)
+    fast = anyshape.compile(asking)
+    with pytest.warns(FallbackWarning, match="leave the question out"):
+        torch.testing.assert_close(fast(x), asking(x))
+    fast = anyshape.compile(plain, defer=False)
+    anyshape.reset_stats()
+    for rows in (5, 1, 13):  # with one row an expert has none
+        torch.testing.assert_close(fast(torch.ones(rows, 8)), plain(torch.ones(rows, 8)), rtol=1e-4, atol=1e-5)
+    assert anyshape.stats()["eager_calls"] == 0

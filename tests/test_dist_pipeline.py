@@ -98,7 +98,7 @@ def worst(captured: Captured, ranks: int, name: str = "1f1b", micro: int = 0, ch
             programs = {key: partial(interpreted, one.graph) for key, one in plan.segments.items() if one.graph.nodes}
             all_ranks.append(PipelineRank(plan, orders, rank, programs, box.of(rank)))
         for rank, results in enumerate(run_all(all_ranks, batches)):
-            found = max([found, *(difference(a, b) for a, b in zip(results, outputs, strict=True)
+            found = max([found, *(difference(a.double(), b.double()) for a, b in zip(results, outputs, strict=True)
                                   if isinstance(b, Tensor))])
             for target, value in captured.graph.writes:
                 if target.name in plan.inputs[rank]:
@@ -153,8 +153,15 @@ def test_schedules_that_do_not_fit_say_so() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("more", [{}, {"tied": True, "clip_norm": 1.0}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"tied": True, "clip_norm": 1.0}, {"accumulate": 2, "ema": 0.9}], ids=str)
 @pytest.mark.parametrize(("name", "ranks", "micro", "chunks"), [
     ("gpipe", 2, 3, 1), ("1f1b", 4, 0, 1), ("1f1b", 1, 3, 1), ("zero-bubble", 3, 4, 1), ("interleaved", 2, 4, 2)])
 def test_every_schedule(name: str, ranks: int, micro: int, chunks: int, more: dict[str, Any]) -> None:
     assert worst(llama(**more), ranks, name, micro, chunks) < 1e-12
+
+
+@pytest.mark.full
+def test_a_scaled_loss_whose_steps_count_where_gradients_are_numbers() -> None:
+    torch.manual_seed(0)
+    scaled = capture(Llama(layers=1).double(), clip_norm=1.0, scaler=torch.amp.GradScaler("cpu"))
+    assert worst(scaled, 2) < 1e-12

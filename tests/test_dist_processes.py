@@ -65,9 +65,22 @@ def test_every_strategy_on_two_processes(mode: str, more: dict[str, Any]) -> Non
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["mesh", "hsdp", "fsdp-tp", "zero1", "ring-dp", "ulysses-fsdp"])
+@pytest.mark.parametrize("mode", ["data-tensor", "data-fsdp", "fsdp-tensor", "zero1", "ring-dp", "ulysses-fsdp"])
 def test_strategies_on_four_processes(mode: str) -> None:
     check(4, mode, clip_norm=1.0)
+
+
+PAIRS = ("data-zero1", "data-fsdp", "data-tensor", "data-sequence", "zero1-fsdp", "zero1-tensor", "zero1-sequence",
+         "fsdp-tensor", "fsdp-sequence", "tensor-sequence")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("world", "mode"), [
+    *((world, mode) for world in (2, 4) for mode in ("ddp", "zero1", "fsdp", "tp", "sp")),
+    *((4, mode) for mode in PAIRS), (2, "data-tensor")])
+def test_twenty_steps_in_float32(world: int, mode: str) -> None:
+    for one in ranks(world, mode, json.dumps({"steps": 20, "dtype": "float32"})):
+        assert one["worst"] < 1e-5 and one["programs"] == 1
 
 
 def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:

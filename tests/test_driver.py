@@ -3,6 +3,8 @@ on devices that programs are not compiled for run as PyTorch, counted, with the 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 import anyshape
 from anyshape.backend.targets import target_of
+from anyshape.backend.triton import gpu, toolchain
 from anyshape.backend.triton.driver.driver import Driver, open_driver
 from anyshape.base.config import Config
 from anyshape.base.errors import DeviceError
@@ -116,6 +119,58 @@ def test_a_graph_on_two_devices_runs_as_pytorch() -> None:
     assert other.is_meta
     text = str(fast.explain())
     assert "several devices" in text or "copy between devices" in text, text
+
+
+def old(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fake, "version", lambda pointer: fake._put_int(pointer, 11040))
+
+
+def hidden(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("CUDA_VISIBLE_DEVICES", "")
+    fake.fails["init"] = 100
+
+
+def no_triton(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    toolchain.module.cache_clear()
+    patch.setitem(sys.modules, "triton", None)
+
+
+def other_triton(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(toolchain.module("triton"), "__version__", "2.1.0")
+
+
+def old_card(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    attribute = fake.device_attribute
+    patch.setattr(fake, "device_attribute", lambda pointer, name, device: fake._put_int(pointer, 6) if name == 75
+                  else attribute(pointer, name, device))
+
+
+MISSING: dict[str, tuple[Callable[[FakeDriver, pytest.MonkeyPatch], None], str, str, str]] = {
+    "an old driver": (old, "cuda", "the driver of NVIDIA is too old", "install a newer driver"),
+    "a hidden card": (hidden, "cuda", "the driver of NVIDIA shows no device", "unset CUDA_VISIBLE_DEVICES"),
+    "no Triton": (no_triton, "cuda:0", "Triton, which is not installed", "pip install 'anyshape[gpu]'"),
+    "another Triton": (other_triton, "cuda:0", "Triton 2.1.0 is not known", "install one of these"),
+    "another number": (lambda fake, patch: None, "cuda:3", "there is no device cuda:3", "name another one"),
+    "an old card": (old_card, "cuda:0", "fake is too old", "use another card")}
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+@pytest.mark.parametrize("name", MISSING)
+def test_what_a_device_lacks_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    """By the demo, before it begins, and where a target is asked for: a graph on such a device runs as PyTorch."""
+    lack, device, what, do = MISSING[name]
+    fake = FakeDriver()
+    with monkeypatch.context() as patch:
+        lack(fake, patch)
+        patch.setattr(gpu, "open_driver", lambda kind: Driver(kind, fake.addresses, fake))
+        assert main(["demo", "--device", device, "--out", str(tmp_path)]) == 1
+        told = capsys.readouterr().err
+        assert what in told and do in told and "why:" in told, told
+        with pytest.raises(DeviceError) as error:
+            target_of(Config(), device)
+        assert what in error.value.what and do in error.value.do
+    toolchain.module.cache_clear()
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")

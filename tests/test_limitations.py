@@ -54,10 +54,14 @@ def test_a_position_that_is_a_tensor_is_not_compiled() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_recurrent_modules_and_backward_hooks_are_not_compiled() -> None:
-    recurrent, hooked = nn.LSTM(4, 4), nn.Sequential(nn.Linear(4, 4))
+def test_some_recurrent_modules_and_backward_hooks_are_not_compiled() -> None:
+    narrow, plain, hooked = nn.LSTM(4, 4, proj_size=2), nn.LSTM(4, 4), nn.Sequential(nn.Linear(4, 4))
     hooked[0].register_full_backward_hook(lambda *_: None)
-    assert programs(lambda x: recurrent(x)[0] + 1, (torch.ones(5, 2, 4),)) == (0, 1)
+    assert programs(lambda x: narrow(x)[0] + 1, (torch.ones(5, 2, 4),)) == (0, 1)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.ones(2, 4)])
+    assert programs(lambda x: plain(x)[0].data + 1, (packed,))[1] == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert programs(lambda x: plain(x)[0] + 1, (torch.ones(5, 2, 4),)) == (0, 1)
     assert programs(hooked, (torch.ones(5, 4),)) == (0, 1)
 
 

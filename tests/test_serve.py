@@ -209,6 +209,25 @@ def test_a_latency_budget_waits_for_others_and_no_longer() -> None:
     assert model.calls == [(4, 3), (1, 5)] and all(full) and all(lone)
 
 
+def test_nobody_is_overtaken_for_ever() -> None:
+    model, batcher = Doubling(), batcher_of(rows=2)
+    model.gate.clear()
+    submitted(batcher, model, (1, 9))
+    assert model.running.acquire(timeout=10)
+    submitted(batcher, model, (1, 5), *[(2, 3)] * 3)
+    model.gate.set()
+    batcher.close()
+    assert model.calls == [(1, 9), (1, 5), (2, 3), (2, 3), (2, 3)]
+
+
+def test_who_shares_no_call_does_not_wait_for_others() -> None:
+    model, batcher = Doubling(most=4), batcher_of(wait=20.0)
+    lone = submitted(batcher, model, (1, 3), (5, 3))  # five rows are more than the model takes of a batch
+    assert model.running.acquire(timeout=10) and not lone[0]
+    batcher.close()
+    assert model.calls == [(5, 3), (1, 3)]
+
+
 def test_an_error_is_its_own_requests() -> None:
     model, batcher = Doubling(), batcher_of()
     model.gate.clear()

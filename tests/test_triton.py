@@ -206,6 +206,21 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
             compiled(read(emit(program(BIAS))), [64], "sm_90")
 
 
+DIGAMMA = """kernel psi(p0: in f32, p1: out f32; n0)
+  rows (i0: n0) vector i0
+    row
+      r0: f32 = load p0[i0]
+      r1: f32 = digamma r0
+      store p1[i0] r1
+"""
+
+
+def test_digamma_compiles() -> None:
+    assert not unsupported()
+    for architecture in ("sm_90", "gfx942"):
+        compiled(read(emit(program(DIGAMMA))), [1024], architecture)
+
+
 def test_a_text_that_triton_refuses() -> None:
     source = read(emit(program(CUMSUM)).replace("tl.associative_scan", "tl.no_such_scan"))
     with pytest.raises(VerifyError, match="does not compile kernel"):

@@ -5,8 +5,8 @@
 Each rank has a number of rows for each expert that is uniform in 0 .. capacity, as in Brainstorm's figure 12 (OSDI
 2023), so that padding doubles the bytes in the mean. `message`: both from rows in the order in which they are sent; the
 sparse side begins with its message of counts, and each makes the tensor that it receives. `dispatch`: from cells and
-ids to rows sorted by expert, against a gather into the padded buffer and its message. The two sides take turns, and a ratio
-is of medians. Loopback, so what a network adds to each byte is not in it.
+ids to rows sorted by expert, against a gather into the padded buffer and its message. The two sides take turns, and a
+ratio is of medians. Loopback, so what a network adds to each byte is not in it.
 """
 from __future__ import annotations
 

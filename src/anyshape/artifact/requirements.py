@@ -7,7 +7,7 @@ from anyshape.plan.ir.program import ExternStep, LibraryStep, Plan
 FORMAT, VERSION = "anyshape", 1
 WITH_VECTORS = 2  # the version of files with test vectors, which readers of version 1 do not know
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
-NATIVE = ("matmul", "matmul_add", "attention")
+NATIVE = ("matmul", "matmul_add", "attention", "recurrence")
 
 
 def check(plan: Plan, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Atomic files: files that are whole or not there."""
+"""Atomic files, which are whole or not there, and text files that a user named."""
 from __future__ import annotations
 
 import os

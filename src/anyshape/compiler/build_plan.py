@@ -366,6 +366,9 @@ class _Assembly:
         inputs = tuple(self.window(v) for v in node.values())
         if node.op == "direct_conv":
             inputs = (self.dense(inputs[0], node), *inputs[1:])
+        if node.op == "recurrence":
+            inputs = tuple(one if place == 0 and self.in_rows(one) else self.dense(one, node, place)
+                           for place, one in enumerate(inputs))
         outputs = tuple(self.define(v.name, v.tensor.dense()) for v in node.outputs)
         self.steps.append(LibraryStep(node.op, inputs, outputs, node.attrs, node.where, self.position))
 
@@ -384,12 +387,16 @@ class _Assembly:
         self.steps.append(ExternStep(target, inputs, template, outputs, node.where, effect_of(node),
                                      self.position))
 
-    def dense(self, window: Operand | Window, node: Node) -> Window:
+    def in_rows(self, window: Window) -> bool:
+        """Whether the elements of the last dim are next to each other, in any order of the other dims."""
+        return window.type.strides is None or window.type.strides[-1] == 1
+
+    def dense(self, window: Operand | Window, node: Node, place: int = 0) -> Window:
         """The operand of a library that would copy it aside: here the copy lies in the arena."""
         assert isinstance(window, Window)
         if same_strides(window.type, window.type.dense()):
             return window
-        target = self.define(f"{node.output.name} operand", window.type.dense())
+        target = self.define(f"{node.outputs[0].name} operand{f' {place}' * (place > 0)}", window.type.dense())
         self.steps.append(CopyStep(window, target, node.where))
         return target
 

@@ -1,4 +1,4 @@
-"""Expert placement over ranks: which rank serves a cell of another, where each expert is in its rank's slots, and moves.
+"""Expert placement over ranks: which rank serves a cell of another, which slot of it an expert has, and moves.
 
     copies [[1, 0], [1, 1], [0, 1]]   three experts, two ranks: expert 1 is hot, and has a replica
     -->  slots of rank 0: experts 0, 1;  of rank 1: experts 1, 2
@@ -76,8 +76,8 @@ class ExpertMap:
         return found
 
     def places(self, source: int) -> tuple[Ints, Ints]:
-        """For each expert the number of the slot that serves cells of `source`, counted over the slots of all ranks; and
-        where the slots of each rank begin, [ranks + 1]."""
+        """For each expert the number of the slot that serves cells of `source`, counted over the slots of all ranks;
+        and where the slots of each rank begin, [ranks + 1]."""
         begins = np.concatenate([[0], np.cumsum(self.copies.sum(0))])
         within = self.copies.cumsum(0) - 1
         serving = self.serving(source)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NoReturn
 
 from anyshape.base.errors import ParseError
@@ -25,9 +26,18 @@ _SPACE = re.compile(r"[ \t]*")
 _BLANK = re.compile(r"(?:\s|#[^\n]*)*")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
+# a whole type on one line, which is the same wherever its text stands
+_TYPE = re.compile(r"\w+\[[^\[\]\n#]*\](?:[ \t]*strides[ \t]*\[[^\[\]\n#]*\])?(?:[ \t]+on[ \t]+[a-z]+(?::\d+)?(?!\w))?"
+                   r"(?![ \t]*(?:strides|on)\b)")
 _RANGE = re.compile(r"(-?\d{1,19})[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d{1,19})(?!\d))?")
 _HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d{1,18})(?!\d)")
 _DIVIDES = re.compile(r"(\d{1,18})[ \t]+divides[ \t]+")
+
+
+@lru_cache(maxsize=64)
+def _ends(stops: str) -> re.Pattern[str]:
+    """What may end a text, or is a parenthesis or bracket."""
+    return re.compile(f"->|[()\\[\\]{re.escape(stops)}]")
 
 
 class Scanner:
@@ -41,6 +51,7 @@ class Scanner:
         self.at = 0
         self.depth = 0
         self.counted = (0, 1)  # a position, and the number of its line
+        self.known_types: dict[str, TensorType] = {}  # by their text: layers repeat
 
     # ---- facts
 
@@ -125,6 +136,20 @@ class Scanner:
 
     def tensor_type(self) -> TensorType:
         self.skip_space()
+        start = self.at
+        whole = self.peek(_TYPE)
+        if whole is None:
+            return self.new_type()
+        if (known := self.known_types.get(whole[0])) is not None:
+            self.at = whole.end()
+            self.skip_space()
+            return known
+        found = self.new_type()
+        if self.text[start:self.at].rstrip(" \t") == whole[0]:
+            self.known_types[whole[0]] = found
+        return found
+
+    def new_type(self) -> TensorType:
         start = self.at
         dtype = self.take(NAME, "a type such as f32[b, n]")
         if dtype not in DTYPES:
@@ -245,13 +270,13 @@ class Scanner:
     def until(self, stops: str) -> str:
         """The text up to an arrow or one of `stops`, none of which a parenthesis or bracket encloses."""
         depth = 0
-        start = self.at
-        while self.at < len(self.text):
-            letter = self.text[self.at]
-            if depth == 0 and (letter in stops or self.text.startswith("->", self.at)):
+        start, self.at = self.at, len(self.text)
+        for match in _ends(stops).finditer(self.text, start):
+            letter = match[0]
+            if depth == 0 and (letter in stops or letter == "->"):
+                self.at = match.start()
                 break
             depth += (letter in "([") - (letter in ")]")
-            self.at += 1
         return self.text[start:self.at].rstrip()
 
     def fail(self, why: str, do: str, at: int | None = None) -> NoReturn:

@@ -8,6 +8,7 @@ from anyshape.ops import (
     index,
     matmul,
     pointwise,
+    recurrence,
     reduce,
     routing,
     scan,
@@ -16,6 +17,6 @@ from anyshape.ops import (
 )
 
 __all__ = [
-    "attention", "collective", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "routing",
-    "scan", "scatter", "view",
+    "attention", "collective", "convolution", "creation", "extern", "index", "matmul", "pointwise",
+    "recurrence", "reduce", "routing", "scan", "scatter", "view",
 ]

@@ -24,6 +24,7 @@ from anyshape.backend.cpu.bytecode.format import (
     OVER,
     PARALLEL_WORK,
     PRODUCT,
+    RECURRENCE,
     ROUTE_PLAN,
     SEGMENTS,
     SERIES,
@@ -42,6 +43,7 @@ from anyshape.backend.cpu.bytecode.format import (
     PackedProduct,
     Place,
     Program,
+    RecurrenceStep,
     RoutePlanStep,
     SegmentStep,
     SeriesStep,
@@ -72,6 +74,7 @@ from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
+from anyshape.backend.cpu.routines.recurrence import run_recurrence
 from anyshape.backend.cpu.routines.route_plan import run_route_plan, run_segments
 from anyshape.backend.cpu.routines.threads import look, parallel_for, share
 from anyshape.backend.cpu.routines.topk import run_topk
@@ -131,6 +134,8 @@ def run_plan(block: Block) -> int:
                 length = step.length
         elif op == DIRECT_CONV:
             run_direct_conv(block, DirectConvStep(step))
+        elif op == RECURRENCE:
+            run_recurrence(block, RecurrenceStep(step))
         elif op == TOPK:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:

@@ -21,6 +21,7 @@ from anyshape.backend.cpu.microkernels import (
     gemm,
     gemv,
     mt19937,
+    recurrence,
     softmax_rows,
     winograd_conv,
 )
@@ -34,7 +35,8 @@ FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines(
             (softmax_rows.emit_attention, softmax_rows.routines()),
             (direct_conv.emit_conv, direct_conv.routines()),
             (direct_conv_last.emit_conv_last, direct_conv_last.routines()),
-            (winograd_conv.emit_winograd, winograd_conv.routines()))
+            (winograd_conv.emit_winograd, winograd_conv.routines()),
+            (recurrence.emit_recurrence, recurrence.routines()))
 _making = threading.Lock()
 _shared: dict[ObjectCache | None, NativeRoutines] = {}  # the first one, and the same for code that is kept elsewhere
 

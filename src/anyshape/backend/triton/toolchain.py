@@ -37,9 +37,14 @@ def version() -> str:
     """The version of Triton.
 
     Raises:
-        AnyShapeError: it is not installed.
+        AnyShapeError: it is not installed, or one that was never tried: its steps are called by names that change.
     """
-    return str(module("triton").__version__)
+    found = str(module("triton").__version__)
+    if tuple(map(int, found.split(".")[:2])) not in TESTED:
+        known = " and ".join(f"{major}.{minor}" for major, minor in TESTED)
+        raise AnyShapeError(f"Triton {found} is not known", why=f"kernels were compiled and checked with {known}",
+                            do="install one of these; a torch of version 2.11 to 2.13 brings it")
+    return found
 
 
 def functions(text: str, name: str) -> Any:

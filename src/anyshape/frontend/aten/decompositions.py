@@ -76,6 +76,8 @@ WHOLE = (
     # Recurrent cells and image resizing have library kernels; their decompositions unroll or gather.
     aten.lstm,
     aten.gru,
+    aten.rnn_tanh,
+    aten.rnn_relu,
     aten.grid_sampler_2d,
     aten.upsample_bicubic2d,
     aten.upsample_bilinear2d,

@@ -12,6 +12,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional
 
 from anyshape.torch_compat import get, need
@@ -376,6 +377,36 @@ def _closest(matches: list[tuple[type, type]]) -> tuple[type, type]:
     return closest
 
 
+def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentrant: bool | None = None,
+                          **more: Any) -> Any:
+    """torch.utils.checkpoint.checkpoint_sequential, which the tracer skips; all but the last segment are computed again
+    in the backward.
+
+    Args:
+        functions: modules or functions, each of the result of the one before, or a Sequential of them.
+    """
+    if use_reentrant is None:
+        warnings.warn("torch.utils.checkpoint.checkpoint_sequential: the use_reentrant parameter should be passed "
+                      "explicitly.", stacklevel=2)
+        use_reentrant = True
+    preserve = more.pop("preserve_rng_state", True)
+    if more:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(more))
+    parts = list(functions.children()) if isinstance(functions, torch.nn.Sequential) else list(functions)
+    length = len(parts) // segments
+    for start in range(0, length * (segments - 1), length):
+        def segment(x: Any, own: Any = tuple(parts[start:start + length])) -> Any:
+            for part in own:
+                x = part(x)
+            return x
+
+        input = torch.utils.checkpoint.checkpoint(segment, input, use_reentrant=use_reentrant,
+                                                  preserve_rng_state=preserve)
+    for part in parts[length * (segments - 1):]:
+        input = part(input)
+    return input
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
@@ -396,6 +427,7 @@ IN_PYTHON: dict[Any, Any] = {
     functional.multi_margin_loss: multi_margin_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
     functional.one_hot: one_hot,
+    torch.utils.checkpoint.checkpoint_sequential: checkpoint_sequential,
     **{function: ours for function, ours in (
         (get("torch._C._nn.pad_sequence"), pad_sequence), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
        if function is not None},

@@ -39,6 +39,7 @@ from anyshape.frontend.aten.table import Decline, Mismatch, Translation, transla
 from anyshape.frontend.autograd.partition import COPY_KEY
 from anyshape.frontend.importer.graph_inputs import Inputs, Notes, Skipped
 from anyshape.frontend.importer.symfloat import float_value
+from anyshape.frontend.recurrent import layers as recurrent
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph, Operand, Value
@@ -51,7 +52,7 @@ from anyshape.torch_compat.versions import api
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, activation, attention, create, aten_index, matmul, norm, pointwise,
-          pool, reduce, routing, scatter, view, materialize_op)
+          pool, recurrent, reduce, routing, scatter, view, materialize_op)
 
 _MOST_EQUALITIES = 16
 

@@ -1,6 +1,10 @@
-"""Translations of recurrent ONNX operators: a loop over time inside of one step.
+"""Translations of recurrent ONNX operators: products of all inputs at once and a recurrence, or one step by PyTorch.
 
-    LSTM(x: f32[t, b, i], w, r, bias)  -->  extern(x, w, r, bias, ... | target="onnx.lstm")
+    LSTM(x: f32[t, b, i], w, r, bias)  -->  y, h, c = recurrence(add(matmul(x, w), bias), r, bias, h, c)
+    LSTM(..., sequence_lens)           -->  extern(x, w, r, bias, ... | target="onnx.lstm")
+
+The routine of the host does f32, whole sequences and the usual activations (ops/recurrence.py); gates are brought into
+PyTorch's order.
 """
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.frontend.recurrent.layers import one_direction, packed
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
+from anyshape.ops.recurrence import BLOCK, CELLS, blocks
 
 _ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # of gates in PyTorch, by their places in ONNX
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -46,13 +52,9 @@ def _loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, 
     if name == "LSTM":
         kinds.append(TensorType(dtype, last))
     names = [str(one) for one in c.attr("activations", _DEFAULTS[name] * directions)]
-    plain = name in _ORDERS and names == list(_DEFAULTS[name]) * directions and not c.attr("clip", 0.0) and not scales
-    if plain and lengths is None and dtype == "f32" and (
-            c.attr("linear_before_reset", 0) if name == "GRU" else not c.attr("input_forget", 0) and states[2] is None):
-        weights = _in_order(c, name, directions)
-        if weights is not None:
-            return c.extern("onnx.recurrent", name.lower(), x, weights, states[:2], hidden, bias is not None,
-                            c.attr("direction", "forward"), layout, types=tuple(kinds), why="a loop over time")
+    cell = _cell(c, name, names, directions)
+    if cell and lengths is None and dtype == "f32" and not scales and states[2:] in ([], [None]):
+        return _native(c, cell, x, w, r, bias, states[:2], hidden, layout)
     return c.extern(
         f"onnx.{name.lower()}", x, w, r, bias, lengths, *states, hidden, c.attr("direction", "forward"), names,
         [float(n) for n in c.attr("activation_alpha", ())], [float(n) for n in c.attr("activation_beta", ())],
@@ -60,21 +62,74 @@ def _loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, 
         *scales, types=tuple(kinds), why="a loop over time")
 
 
-def _in_order(c: Call, name: str, directions: int) -> list[Known] | None:
-    """Weights that are known, in PyTorch's order of gates, by direction; None where one is not known."""
-    parts = [c.at(place) for place in ((1, 2, 3) if c.has(3) else (1, 2))]
-    if not all(isinstance(one, Known) and not one.symbolic for one in parts):
-        return None
-    order = _ORDERS[name]
+def _cell(c: Call, name: str, names: Sequence[str], directions: int) -> str:
+    """The cell of ops/recurrence.py that it is; "": none of them."""
+    if c.attr("clip", 0.0) or c.attr("input_forget", 0) or (name == "GRU" and not c.attr("linear_before_reset", 0)):
+        return ""
+    own = [one.lower() for one in names]
+    usual = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"]} if name != "RNN" else {
+        "tanh": ["tanh"], "relu": ["relu"]}
+    return next((cell for cell, wanted in usual.items() if cell in (name.lower(), *own[:1] * (name == "RNN"))
+                 and own == wanted * directions), "")
 
-    def swapped(array: np.ndarray) -> Known:
-        gates = np.split(array, len(order))
-        return known(np.concatenate([gates[place] for place in order]))
-    found = []
-    for d in range(directions):
-        w, r, *bias = (one.array[d] for one in parts)
-        found += [swapped(one) for one in (w, r, *(half for b in bias for half in np.split(b, 2)))]
-    return found
+
+def _native(c: Call, cell: str, x: Value, w: Value, r: Value, bias: Value | None, states: list[Value | None],
+            hidden: int, layout: int) -> Any:
+    """One layer in its directions, by the routine of the host."""
+    t, direction, count = c.t, c.attr("direction", "forward"), CELLS[cell]
+    states = [one for place, one in enumerate(states) if place < 1 + (cell == "lstm")]
+    states += [None] * (1 + (cell == "lstm") - len(states))
+    batch = x.tensor.shape[0 if layout else 1]
+    ys, lasts = [], []
+    for d in range(2 if direction == "bidirectional" else 1):
+        own = [t.full(0.0, (batch, hidden), "f32") if one is None else _at(c, one, 1 if layout else 0, d)
+               for one in states]
+        first = None if bias is None else _value(c, _ordered(c, 3, bias, d))
+        start = t.full(0.0, (count * hidden,), "f32") if bias is None else _ordered(c, 3, bias, d, count * hidden)
+        y, *last = one_direction(t, cell, x, _value(c, _ordered(c, 1, w, d)), first,
+                                 _packed(c, _ordered(c, 2, r, d), count), _packed(c, start, count), own,
+                                 reverse=direction == "reverse" or d == 1, batch_first=bool(layout))
+        ys.append(t.reshape(y, (y.tensor.shape[0], 1, *y.tensor.shape[1:])))
+        lasts.append([t.reshape(one, (1, *one.tensor.shape)) for one in last])
+    y = ys[0] if len(ys) == 1 else t.op("concat", *ys, dim=1)
+    ends = [one[0] if len(one) == 1 else t.op("concat", *one, dim=0) for one in zip(*lasts, strict=True)]
+    if layout:
+        return (t.permute(y, (2, 0, 1, 3)), *(t.permute(one, (1, 0, 2)) for one in ends))
+    return (y, *ends)
+
+
+def _at(c: Call, x: Value, dim: int, place: int) -> Value:
+    """One place of a dim, without the dim."""
+    return c.t.reshape(c.t.window(x, dim, place, 1), (*x.tensor.shape[:dim], *x.tensor.shape[dim + 1:]))
+
+
+def _value(c: Call, x: Value | Known) -> Value:
+    return c.tensor(x) if isinstance(x, Known) else x
+
+
+def _packed(c: Call, x: Value | Known, count: int) -> Value:
+    """What `packed` makes of weights, when compiling where they are known."""
+    if not isinstance(x, Known):
+        return packed(c.t, x, count)
+    hidden, rest = len(x.array) // count, x.shape[1:]
+    gates = np.zeros((count, blocks(hidden) * BLOCK, *rest), np.float32)
+    gates[:, :hidden] = x.array.reshape(count, hidden, *rest)
+    gates = gates.reshape(count, blocks(hidden), BLOCK, *rest).transpose((1, 3, 0, 2) if rest else (1, 0, 2))
+    return c.tensor(known(np.ascontiguousarray(gates)))
+
+
+def _ordered(c: Call, place: int, x: Value, direction: int, first: int = 0) -> Value | Known:
+    """Weights of a direction, their gates in PyTorch's order; of a bias the half that begins at `first`."""
+    order = _ORDERS.get(c.name, (0,))
+    found = c.at(place)
+    hidden, = c.fixed([c.value(2).tensor.shape[-1]])
+    if isinstance(found, Known) and not found.symbolic:
+        whole = found.array[direction][first:first + len(order) * hidden]
+        parts = np.split(whole, len(order))
+        return known(np.ascontiguousarray(np.concatenate([parts[gate] for gate in order])))
+    whole = _at(c, x, 0, direction)
+    gates = [c.t.window(whole, 0, first + gate * hidden, hidden) for gate in order]
+    return gates[0] if len(gates) == 1 else c.t.op("concat", *gates, dim=0)
 
 
 @translates("DynamicQuantizeLSTM", domain=MICROSOFT)

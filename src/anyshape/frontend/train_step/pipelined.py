@@ -66,7 +66,8 @@ def compile_pipelined(compilation: Compilation, number: int, gm: GraphModule, st
             if (key.stage < 0 or key.stage % axis.size == rank) and one.graph.nodes:
                 compiled = compile_pair(lowered(bucketed(one.graph), mesh), None, compilation.config, (), True,
                                         compilation.names_of(name), compilation.held).forward
-                compilation.register(NativeProgram(name, compiled, notes))
+                own = one.graph.name.removeprefix(f"{graph.name}_")
+                compilation.register(NativeProgram(f"{number}.{own}", compiled, notes))
                 programs[key] = compiled.executable
         text = "\n".join([*stages.firsts, *(show(one.graph) for one in plan.segments.values())])
     every = DistributedProgram(_not_called, distribution, chain, graph, roles, notes, needs, text)

@@ -70,14 +70,14 @@ def forget() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay:
+class UnderWay:
     """A message that was launched: torch's own handle, which keeps it alive, and the thread that waits for it."""
 
     work: Any
     thread: int
 
 
-UNDER_WAY: dict[int, _UnderWay] = {}  # by address of the message: no other is there until it was waited for
+UNDER_WAY: dict[int, UnderWay] = {}  # by address of the message: no other is there until it was waited for
 
 
 def line_of(mesh: ProcessMesh, axis: str) -> Line:
@@ -95,7 +95,7 @@ def start(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str,
     counters.count("collectives")
     message, work = begin(line_of(MESHES[mesh], axis), op, pieces, combine, _entries(numbers))
     if work is not None:
-        UNDER_WAY[message.data_ptr()] = _UnderWay(work, threading.get_ident())
+        UNDER_WAY[message.data_ptr()] = UnderWay(work, threading.get_ident())
     return message
 
 

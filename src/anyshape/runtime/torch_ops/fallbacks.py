@@ -107,6 +107,30 @@ def direct_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]
     return result.relu() if attrs.get("relu") else result
 
 
+def recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of ops/recurrence.py, time by time."""
+    gates, weights, bias, state, *cell = operands
+    hidden = state.shape[1]
+    turned = weights.permute(1, 2, 0, 3).reshape(hidden, weights.shape[2], -1)[..., :hidden].reshape(hidden, -1)
+    start = bias.permute(1, 0, 2).reshape(bias.shape[1], -1)[:, :hidden].reshape(-1)
+    results: list[torch.Tensor] = [state] * gates.shape[0]
+    for turn in range(gates.shape[0]):
+        time = gates.shape[0] - 1 - turn if attrs["reverse"] else turn
+        own, sums = gates[time].split(hidden, -1), (state @ turned + start).split(hidden, -1)
+        if attrs["cell"] == "lstm":
+            i, f, g, o = (a + b for a, b in zip(own, sums, strict=True))
+            cell = [f.sigmoid() * cell[0] + i.sigmoid() * g.tanh()]
+            state = o.sigmoid() * cell[0].tanh()
+        elif attrs["cell"] == "gru":
+            reset, update = ((own[g] + sums[g]).sigmoid() for g in range(2))
+            new = torch.tanh(own[2] + reset * sums[2])
+            state = new + update * (state - new)
+        else:
+            state = (own[0] + sums[0]).tanh() if attrs["cell"] == "tanh" else (own[0] + sums[0]).relu()
+        results[time] = state
+    return (torch.stack(results) if results else gates.new_zeros(0, *state.shape), state, *cell)
+
+
 def routing_by_torch(op: str, attrs: dict[str, Any], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a step of ops/routing.py."""
     if op == "topk":

@@ -26,6 +26,7 @@ from anyshape.runtime.torch_ops.fallbacks import (
     direct_conv_by_torch,
     grouped_by_torch,
     grouped_conv_by_torch,
+    recurrence_by_torch,
     routing_by_torch,
 )
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
@@ -297,6 +298,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", a, x),
     "attention": lambda a, *x: by_torch("attention", a, x),
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
+    "recurrence": lambda a, *x: recurrence_by_torch(a, x),
     **{name: functools.partial(routing_by_torch, name) for name in ROUTING},
 }
 

@@ -52,7 +52,7 @@ class Batcher:
         self.order: deque[Job] = deque()
         self.alike: dict[Any, deque[Job]] = {}
         self.gathered: dict[Any, int] = {}  # rows that wait, by key
-        self.full: deque[Any] = deque()  # keys that have as many rows as a call may have
+        self.full: dict[Any, None] = {}  # what need not wait, in order: keys with a call's rows, requests without one
         self.count = 0
         self.closed = False
         self.threads = [threading.Thread(target=self._work, name=f"anyshape-serve-{i}", daemon=True)
@@ -71,12 +71,13 @@ class Batcher:
                 raise RequestError(503, "the server is ending", do="send the request to another server")
             self.order.append(job)
             self.count += 1
-            if job.key is not None:
+            if job.key is None:
+                self.full[job] = None
+            else:
                 self.alike.setdefault(job.key, deque()).append(job)
-                before = self.gathered.get(job.key, 0)
-                self.gathered[job.key] = before + job.rows
-                if before < self.rows <= before + job.rows:
-                    self.full.append(job.key)
+                self.gathered[job.key] = self.gathered.get(job.key, 0) + job.rows
+                if self.gathered[job.key] >= self.rows:
+                    self.full.setdefault(job.key)
             self.lock.notify()
 
     def leave(self, job: Job) -> bool:
@@ -85,6 +86,7 @@ class Batcher:
             if job.state != WAITING:
                 return False
             self._out(job, LEFT)
+            job.arrays = ()
             return True
 
     def close(self) -> None:
@@ -100,15 +102,17 @@ class Batcher:
     def _out(self, job: Job, state: str) -> None:
         job.state = state
         self.count -= 1
-        if job.key is not None:
-            left = self.gathered[job.key] - job.rows
-            mates = self.alike[job.key]
-            while mates and mates[0].state != WAITING:
-                mates.popleft()
-            if mates:
-                self.gathered[job.key] = left
-            else:
-                del self.gathered[job.key], self.alike[job.key]
+        if job.key is None:
+            del self.full[job]
+            return
+        self.gathered[job.key] -= job.rows
+        if self.gathered[job.key] < self.rows:
+            self.full.pop(job.key, None)
+        mates = self.alike[job.key]
+        while mates and mates[0].state != WAITING:
+            mates.popleft()
+        if not mates:
+            del self.gathered[job.key], self.alike[job.key]
 
     def _oldest(self) -> Job | None:
         while self.order and self.order[0].state != WAITING:
@@ -117,15 +121,13 @@ class Batcher:
 
     def _ready(self, now: float) -> Job | None:
         """The request whose call is next; None: none is ready."""
-        while self.full:
-            key = self.full[0]
-            if self.gathered.get(key, 0) >= self.rows:
-                return next(one for one in self.alike[key] if one.state == WAITING)
-            self.full.popleft()
         oldest = self._oldest()
-        if oldest is None or (oldest.key is not None and now < oldest.arrived + self.wait and not self.closed):
-            return None
-        return oldest
+        if oldest is None or now >= oldest.arrived + self.wait or self.closed:
+            return oldest
+        # nobody has waited for long: those that need not wait go first
+        head = next(iter(self.full), None)
+        return head if head is None or isinstance(head, Job) else next(
+            one for one in self.alike[head] if one.state == WAITING)
 
     def _take(self) -> list[Job]:
         """The requests of the next call; none: the server has ended."""
@@ -170,7 +172,9 @@ class Batcher:
                 self.metrics.waited.labels(job.model.name).observe(now - job.arrived)
             if jobs:
                 self._run(jobs)
-            del jobs, late
+            for job in (*jobs, *late):
+                job.arrays = ()  # the queue may still have the job behind older ones
+            del jobs, late, job
 
     def _run(self, jobs: list[Job]) -> None:
         """One call for all, or, where that fails, one for each."""

@@ -64,6 +64,8 @@ def _suspended_words(target: Any) -> tuple[str, str]:
                     "compile the function that computes what it yields")
     return "", ""
 
+ASKS_DATA = re.compile(r"Could not guard on data-dependent expression (.+?) \(unhinted")
+
 
 def is_never_traced(code: Any) -> bool:
     """Whether Dynamo looks at the file of a code object and leaves it alone, as it does with torch's own."""
@@ -120,6 +122,10 @@ def error_words(error: BaseException) -> str:
     if type(error).__name__ == "FailOnRecompileLimitHit":
         limit = settings.DYNAMO_SETTINGS["recompile_limit"]
         return f"one function has as many programs as are made of one (recompile_limit = {limit})"
+    asked = ASKS_DATA.search(str(error))
+    if asked:
+        return (f"Python asks for what only the data tell ({asked[1]}): where that is whether a tensor is empty, leave "
+                "the question out, for operators take empty tensors; anyshape.route chooses branches without it")
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:3])[:300]}"
 

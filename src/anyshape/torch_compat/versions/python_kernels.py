@@ -4,6 +4,7 @@ something else than eager PyTorch does: inside of `eager_operators` they are set
     softshrink          torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
     upsample_nearest    torch's takes other pixels where a factor is no whole number
     fused attention     before 2.13, the sums of exponentials are said to be float32 where they are float64
+    lstm, gru, rnn      torch's are taken apart over time, so that there would be a program for each length
     bernoulli_          draws in the order of memory; as a function, which it becomes in a graph, in that of indices
 """
 from __future__ import annotations
@@ -104,6 +105,41 @@ def _bernoulli_(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator |
     return x.copy_(aten.bernoulli.p(x.detach(), p, generator=generator) if mask is None else mask)
 
 
+def _layers(cell: str) -> Callable[[Kernel], Kernel]:
+    """All layers and directions of a recurrent network, each by an operator of ours
+    (frontend/recurrent/operators.py); dropout between them draws as the operator does."""
+    def changed(torchs: Kernel) -> Kernel:
+        def layers(x: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], biased: bool, count: int,
+                   dropout: float, train: bool, both: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:
+            ours: Any = torch.ops.anyshape_recurrent
+            given = list(states) if cell == "lstm" else [states]
+            if given[0].shape[2] != given[-1].shape[2] or torch.is_autocast_enabled(x.device.type):
+                raise compat.need("torch._subclasses.fake_tensor.UnsupportedFakeTensorException")(
+                    "a recurrent layer with projections, or under autocast, is left to PyTorch")
+            each, y = 4 if biased else 2, x.transpose(0, 1) if batch_first else x
+            lasts = []
+            for layer in range(count):
+                found = []
+                for place in range(layer * (1 + both), (layer + 1) * (1 + both)):
+                    w, r, *biases = weights[place * each:(place + 1) * each]
+                    b, rb = biases or [w.new_zeros(w.shape[0])] * 2
+                    own = [one[place] for one in given]
+                    back = both and place % 2 == 1
+                    first, *last = ours.lstm(y, *own, w, r, b, rb, back) if cell == "lstm" else ours.cell(
+                        y, *own, w, r, b, rb, back, cell)
+                    found.append(first)
+                    lasts.append(last)
+                y = torch.cat(found, 2) if both else found[0]
+                if dropout and train and layer < count - 1:
+                    y = torch.dropout(y, dropout, train)
+            ends = [torch.stack(one) for one in zip(*lasts, strict=True)]
+            return (y.transpose(0, 1) if batch_first else y, *ends)
+
+        return layers
+
+    return changed
+
+
 _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
              "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
              "upsample_bicubic2d", "upsample_trilinear3d")
@@ -111,6 +147,10 @@ _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _in_its_dtype,
+    aten.lstm.input: _layers("lstm"),
+    aten.gru.input: _layers("gru"),
+    aten.rnn_tanh.input: _layers("tanh"),
+    aten.rnn_relu.input: _layers("relu"),
     **{getattr(getattr(aten, name), overload): _not_of_nothing
        for name in _RESIZING for overload in ("default", "vec")},
 }

@@ -30,7 +30,7 @@ from anyshape.torch_compat.versions.python_kernels import python_kernels
 
 ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default"
 # namespaces of operators of which we know what they do
-OWN = frozenset(("aten", "prims", "anyshape", "anyshape_route"))
+OWN = frozenset(("aten", "prims", "anyshape", "anyshape_route", "anyshape_recurrent"))
 EFFECTS = tuple(f"torch._higher_order_ops.effects.{name}" for name in (
     "_get_effect", "_register_effectful_op", "_EffectType.ORDERED"))
 _CHECK = "aten::_linalg_check_errors"

@@ -30,6 +30,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
 )
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
+from anyshape.backend.cpu.bytecode.encode_recurrence import RecurrenceSpec, recurrence_words
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
@@ -123,7 +124,7 @@ def _bands(products: Products, rows: int, columns: int, spec: _Spec, windows: tu
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
-_AnySpec = _Spec | AttentionSpec | GroupedSpec | ConvSpec | RoutingSpec
+_AnySpec = _Spec | AttentionSpec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
 
 
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -168,6 +169,7 @@ class PlanEncoder:
         return text, {"product": partial(_unplaced, products), "matmul": _placed,
                       "scores": partial(attention.unplaced, products), "attention": attention.placed,
                       "grouped": partial(grouped_words, products), "routing": routing_words,
+                      "recurrence": partial(recurrence_words, machine),
                       "grouped_conv": partial(grouped_conv_words, machine),
                       "direct_conv": partial(direct_conv_words, machine), "copy": _copy,
                       "bands": partial(_bands, products), "joined": joined, "series": series, "finished": finished,
@@ -230,9 +232,16 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec_name = self.spec(RoutingSpec(number, step.op, windows[0].type.dtype, places))
             return f"*routing({spec_name}, {self.formulas.types(windows)})"
+        if step.op == "recurrence":
+            windows = (*step.inputs, *step.outputs)
+            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+            attrs = dict(step.attrs)
+            named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places))
+            return f"*recurrence({named}, {self.formulas.types(windows)})"
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
-                              why="the host knows products, attention and routing only", do="make it an extern step")
+                              why="the host knows products, attention, routing and recurrences only",
+                              do="make it an extern step")
         spec_name, types = self.product(number, step)
         common = self.specs[-1]
         assert isinstance(common, _Spec)

@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.microkernels import direct_conv, direct_conv_last, gemm, gemv, softmax_rows, winograd_conv
+from anyshape.backend.cpu.microkernels import (
+    direct_conv,
+    direct_conv_last,
+    gemm,
+    gemv,
+    recurrence,
+    softmax_rows,
+    winograd_conv,
+)
 from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
 
 
@@ -242,6 +250,29 @@ class TopkStep(Step):
     unsigned: i64  # 0 or 1
 
 
+class RecurrenceStep(Step):
+    """A recurrence over time, in one direction (backend/cpu/routines/recurrence); f32."""
+
+    gates: Nested[Place]
+    weights: Nested[Place]
+    bias: Nested[Place]
+    h: Nested[Place]
+    c: Nested[Place]  # slot -1: none
+    y: Nested[Place]
+    last_h: Nested[Place]
+    last_c: Nested[Place]  # slot -1: none
+    time: i64
+    batch: i64
+    hidden: i64
+    blocks: i64  # of hidden units
+    gates_count: i64  # of a unit
+    gates_time: i64  # bytes from time to time, and from row to row of the gates
+    gates_row: i64
+    reverse: i64  # 1: the last time comes first
+    height: i64  # rows at a time
+    function: i64  # entry of the routine for so many; the next one is that for one row
+
+
 class RoutePlanStep(Step):
     """A counting sort of choices by branch (backend/cpu/routines/route_plan.py)."""
 
@@ -467,7 +498,8 @@ WEIGH = PACKED + len(gemm.routines())  # those of backend/cpu/microkernels/softm
 CONV = WEIGH + len(softmax_rows.routines())  # those of backend/cpu/microkernels/direct_conv.py
 CONV_LAST = CONV + len(direct_conv.routines())  # those of backend/cpu/microkernels/direct_conv_last.py
 WINOGRAD = CONV_LAST + len(direct_conv_last.routines())  # those of backend/cpu/microkernels/winograd_conv.py
-KERNELS = WINOGRAD + len(winograd_conv.routines())
+RECURRENT = WINOGRAD + len(winograd_conv.routines())  # those of backend/cpu/microkernels/recurrence.py
+KERNELS = RECURRENT + len(recurrence.routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
@@ -490,6 +522,7 @@ ROUTE_PLAN = 12
 SEGMENTS = 13
 GROUPED_CONV = 14  # convolutions of groups of rows
 DIRECT_CONV = 15  # convolutions with channels last
+RECURRENCE = 16  # recurrent cells over time
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 

@@ -27,12 +27,13 @@ LIBRARY_ONE = ("tanh expm1 log1p log10 tan trunc erfc asin acos atan sinh cosh a
                "erfinv").split()
 LIBRARY_TWO = ("pow", "atan2", "copysign", "hypot", "nextafter")
 FLOAT = {
+    "neg": "{0} * -1.0",  # Triton's minus is 0 - x, which is 0 and not -0 at 0
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "rsqrt": "tl.rsqrt({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})", "erf": "tl.erf({0})",
     "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "round": "libdevice.rint({0})", "isnan": "{0} != {0}",
     "isinf": f"tl.abs({{0}}) == {INFINITE}", "maximum": "_max({0}, {1})", "minimum": "_min({0}, {1})",
     "sign": "_sign({0})", "fmod": "libdevice.fmod({0}, {1})", "remainder": "_remainder({0}, {1})",
-    "floor_div": "_floor_div({0}, {1})",
+    "floor_div": "_floor_div({0}, {1})", "digamma": "_digamma({0})",
     **{name: f"libdevice.{name}({{0}})" for name in LIBRARY_ONE},
     **{name: f"libdevice.{name}({{0}}, {{1}})" for name in LIBRARY_TWO},
 }
@@ -86,6 +87,24 @@ FUNCTIONS = {
     floor = tl.where(quotient - floor > 0.5, floor + 1.0, floor)
     plain = a / b
     return tl.where(b == 0, plain, tl.where(quotient != 0, floor, libdevice.copysign(plain * 0.0, plain)))""",
+    # by the reflection formula below 0, the recurrence up to 10, and the asymptotic series from there on (Bernardo, AS
+    # 103, 1976; Abramowitz and Stegun 6.3.5, 6.3.7, 6.3.18); infinite at 0, NaN at negative whole numbers, as PyTorch
+    "_digamma": """def _digamma(a):
+    below = a < 0
+    x = tl.where(below, 1.0 - a, a)
+    found = x * 0.0
+    for _ in tl.static_range(10):
+        small = x < 10
+        found = tl.where(small, found - 1.0 / x, found)
+        x = tl.where(small, x + 1.0, x)
+    z = 1.0 / (x * x)
+    series = z * (0.08333333333333333 - z * (0.008333333333333333 - z * (0.003968253968253968 - z * (
+        0.004166666666666667 - z * (0.007575757575757576 - z * (0.021092796092796094 - z * 0.08333333333333333))))))
+    found = tl.where(x - x == 0, found + tl.log(x) - 0.5 / x - series, x)
+    rest = a - libdevice.trunc(a)
+    reflected = found - 3.141592653589793 / libdevice.tan(3.141592653589793 * rest)
+    found = tl.where(below, tl.where(rest == 0, float("nan"), reflected), found)
+    return tl.where(a == 0, libdevice.copysign(float("inf") + a * 0.0, a * -1.0), found)""",
     "_whole_div": """def _whole_div(a, b):
     minus = b == -1
     safe = tl.where((b == 0) | minus, 1, b).to(a.dtype)
@@ -111,13 +130,14 @@ FUNCTIONS = {
     state = _mix(seed.to(tl.uint64, bitcast=True)) + golden + counter.to(tl.uint64, bitcast=True) * golden
     return (_mix(state) >> 40).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08""",
 }
-MISSING = ("digamma",)
+BESIDE = ("cast", "random", "to_bf16", "to_f16")  # instructions that `scalar` writes without a table
 REDUCERS = {"add": "_add", "mul": "_mul", "maximum": "_max", "minimum": "_min", "and": "_and", "or": "_or"}
 
 
 def unsupported() -> frozenset[str]:
     """The scalar instructions without a Triton expression."""
-    return frozenset(name for name in SCALAR if name in MISSING)
+    known = {*PLAIN, *FLOAT, *WHOLE, *BESIDE, *(name for table in BY_DTYPE.values() for name in table)}
+    return frozenset(name for name in SCALAR if name not in known)
 
 
 def scalar(op: str, operands: list[str], dtype: str, source: str) -> str:

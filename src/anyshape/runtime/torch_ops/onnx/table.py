@@ -9,7 +9,7 @@ from anyshape.runtime.torch_ops.onnx import elements, images, recurrent, resize,
 OPERATORS: dict[str, Callable[..., Any]] = {
     "onnx.by_numpy": elements.by_numpy, "onnx.converted": elements.converted, "onnx.bits": elements.bits,
     "onnx.topk": elements.topk,
-    "onnx.recurrent": recurrent.recurrent, "onnx.lstm": recurrent.lstm, "onnx.gru": recurrent.gru,
+    "onnx.lstm": recurrent.lstm, "onnx.gru": recurrent.gru,
     "onnx.rnn": recurrent.rnn,
     "onnx.resize": resize.resize, "onnx.grid_sample": images.grid_sample, "onnx.affine_grid": images.affine_grid,
     "onnx.roi_align": images.roi_align, "onnx.deform_conv": windows.deform_conv, "onnx.col2im": windows.col2im,

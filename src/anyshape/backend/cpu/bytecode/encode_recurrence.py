@@ -1,0 +1,46 @@
+"""Bytecode encoder of recurrences over time (ops/recurrence.py) at given sizes: the words that the host reads
+(backend/cpu/routines/recurrence).
+
+    recurrence(gates [T, B, G*H], weights, bias, h, c)  -->  RECURRENCE, ..., slots and bytes, T, B, H, strides of gates
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.microkernels import recurrence
+from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.ops.recurrence import CELLS, blocks
+
+_words = host.RecurrenceStep.encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceSpec:
+    """What does not depend on sizes in a step; places: (slot, bytes per element) of each window."""
+
+    number: int
+    cell: str
+    reverse: bool
+    places: tuple[tuple[int, int], ...]
+    dtype: str = recurrence.FAMILY
+
+
+def recurrence_words(machine: Machine, spec: RecurrenceSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; windows: (shape, strides, offset) of the operands and of the results, all dense but the
+    times and rows of the gates."""
+    places = [(slot, offset * item) for (slot, item), (_, _, offset) in zip(spec.places, windows, strict=True)]
+    gates, weights, bias, h, *rest = places
+    has_c = spec.cell == "lstm"
+    c, (y, last_h, *last_c) = (rest[0] if has_c else (-1, 0)), rest[has_c:]
+    (shape, strides, _), (_, hidden) = windows[0], windows[3][0]
+    if not shape[1]:
+        return []
+    function = host.RECURRENT + recurrence.routines().index(f"cell_{spec.cell}_{recurrence.HEIGHTS[0]}")
+    return _words(
+        op=host.RECURRENCE, length=words_of(host.RecurrenceStep), number=spec.number, gates=gates, weights=weights,
+        bias=bias, h=h, c=c, y=y, last_h=last_h, last_c=last_c[0] if last_c else (-1, 0), time=shape[0], batch=shape[1],
+        hidden=hidden, blocks=blocks(hidden), gates_count=CELLS[spec.cell], gates_time=4 * strides[0],
+        gates_row=4 * strides[1], reverse=int(spec.reverse), height=recurrence.height(machine), function=function)

@@ -1,0 +1,1 @@
+"""Recurrent layers (LSTM, GRU, RNN) to our ops, from any front end."""

@@ -1,0 +1,55 @@
+"""The recurrence of a recurrent layer (LSTM, GRU, RNN) over time, in one direction, by a routine of the host.
+
+    recurrence(gates, weights, bias, h, ... | cell, reverse)   [T, B, G*H], [N, H, G, 16], [N, G, 16], [B, H], and of
+        an LSTM c [B, H] -> y [T, B, H], the last h [B, H], for an LSTM also the last c; f32
+
+    cell     gates, in PyTorch's order                what a step does with p = weights . h + bias
+    lstm     input, forget, cell, output (G = 4)      c' = s(gf+pf) c + s(gi+pi) tanh(gg+pg); h' = s(go+po) tanh(c')
+    gru      reset, update, new (G = 3)               n = tanh(gn + s(gr+pr) pn); h' = n + s(gu+pu) (h - n)
+    tanh     one (G = 1)                              h' = tanh(g + p)
+    relu     one (G = 1)                              h' = max(g + p, 0)
+
+`gates` are the products of the inputs, all times at once, with their bias. The units of the hidden state lie in blocks
+of 16, N of them, the last one filled up with zeros: what a thread reads at a time then lies in one piece, for vectors
+of any width. `reverse`: the last time comes first. Without a time the last state is the first one.
+"""
+from __future__ import annotations
+
+from anyshape.ir.types import TensorType
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, same_device, tensor
+
+BLOCK = 16  # units of the hidden state that lie side by side
+CELLS = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}  # how many gates a cell has
+
+
+def blocks(hidden: int) -> int:
+    """Of how many blocks the units of a hidden state are."""
+    return -(-hidden // BLOCK)
+
+
+def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    cell = attrs["cell"]
+    if not isinstance(cell, str) or cell not in CELLS:
+        fail(name, f"the cell is {cell!r}", f"give one of {', '.join(CELLS)}")
+    if not isinstance(attrs["reverse"], bool):
+        fail(name, f"reverse is {attrs['reverse']!r}", "give True or False")
+    kinds = [tensor(name, inputs, place) for place in range(len(inputs))]
+    if len(kinds) != 4 + (cell == "lstm") or {kind.dtype for kind in kinds} != {"f32"}:
+        fail(name, f"operands are {', '.join(map(str, kinds))}", "give f32, and c for an LSTM alone")
+    gates, state = kinds[0], kinds[3]
+    if state.rank != 2 or gates.rank != 3:
+        fail(name, f"{state} is no state, or {gates} no gates of times and rows")
+    count, (batch, hidden) = CELLS[cell], state.shape
+    if not isinstance(hidden, int) or hidden < 1:
+        fail(name, f"the state has {hidden} units", "give a number of units that is known")
+    wanted = ((gates.shape[0], batch, count * hidden), (blocks(hidden), hidden, count, BLOCK),
+              (blocks(hidden), count, BLOCK), (batch, hidden), (batch, hidden))
+    for kind, shape in zip(kinds, wanted):
+        if kind.shape != shape:
+            fail(name, f"an operand is {kind}, not of the sizes {', '.join(map(str, shape))}")
+    device = same_device(name, kinds)
+    last = TensorType("f32", state.shape, None, device)
+    return (TensorType("f32", (gates.shape[0], *state.shape), None, device), *[last] * (len(kinds) - 3))
+
+
+add_row("recurrence", "library", "gates, weights, bias, h, ... | cell, reverse", _infer)
