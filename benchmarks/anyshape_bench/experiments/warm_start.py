@@ -68,10 +68,11 @@ def study(repeats: int) -> list[dict[str, Any]]:
                         for _ in range(repeats)]
             rows.append({"model": model, "step": kind, "first": first, "cold": [cold for cold, _ in both],
                          "warm": [warm for _, warm in both]})
-            middle = [statistics.median(one["seconds"] for one in rows[-1][name]) for name in ("cold", "warm")]
+            middle = [statistics.median(one["seconds"] for one in side) for side in zip(*both, strict=True)]
+            last = both[-1][1]
             print(f"{model}, {kind}: first process {first['seconds']:.2f} s, later ones that trace {middle[0]:.2f} s, "
-                  f"with programs from the cache {middle[1]:.2f} s; warm starts {rows[-1]['warm'][0]['warm_starts']} "
-                  f"of {rows[-1]['warm'][0]['graphs']} graphs", flush=True)
+                  f"with programs from the cache {middle[1]:.2f} s; warm starts {last['warm_starts']} "
+                  f"of {last['graphs']} graphs", flush=True)
     return rows
 
 
