@@ -442,7 +442,7 @@ def test_every_row_is_sampled() -> None:
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
-                       "grouped_inner", *ROUTING, *SCATTERS, *COLLECTIVES}
+                       "grouped_inner", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
