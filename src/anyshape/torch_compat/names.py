@@ -153,8 +153,6 @@ TRACING = {
     "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),
     "torch.nn._reduction.legacy_get_string": Name("size_average= and reduce= of losses", FEWER),
     "torch._C._nn.pad_sequence": Name("sequences that are padded", "a program for each order of their lengths"),
-    "torch.backends.opt_einsum.get_opt_einsum": Name("the order of contractions", "a program for each size",
-                                                     quiet=True),
     "torch.distributions.kl._KL_REGISTRY": Name("divergences of distributions", FEWER),
     "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -85,7 +84,6 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(general_tracing())
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
-        stack.enter_context(_contractions_ordered_once())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
         stack.enter_context(shape_rules(rules))
@@ -211,31 +209,6 @@ def _warnings_of_functions() -> Iterator[None]:
         yield
     finally:
         DebuggingVariable.call_function = method
-
-
-@contextlib.contextmanager
-def _contractions_ordered_once() -> Iterator[None]:
-    """Inside, `opt_einsum`, where it is installed, orders the contractions of an einsum for the sizes of the trace, and
-    asks for no guards. A size that only the data tell counts as one that is large."""
-    backend, get_package = torch.backends.opt_einsum, compat.get("torch.backends.opt_einsum.get_opt_einsum")
-    package = get_package() if get_package is not None else None
-    if package is None or getattr(package, "anyshape", False):
-        yield
-        return
-
-    def number(size: Any) -> int:
-        return size if isinstance(size, int) else int(size.node.hint) if size.node.has_hint() else 1024
-
-    def contract_path(equation: str, *operands: Any, **settings: Any) -> Any:
-        shapes = [tuple(map(number, one.shape)) for one in operands]
-        return package.contract_path(equation, *shapes, shapes=True, **settings)
-
-    ours = types.SimpleNamespace(anyshape=True, contract_path=contract_path)
-    backend.get_opt_einsum = lambda: ours
-    try:
-        yield
-    finally:
-        backend.get_opt_einsum = get_package
 
 
 _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)  # of one size, no formula
