@@ -100,7 +100,6 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="anyshape-tests-")
         os.environ["ANYSHAPE_CACHE_DIR"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    os.environ.setdefault("ANYSHAPE_WARM_START", "0")  # most tests ask what a trace does
     if config.getoption("--fenced"):
         import fences
         fences.install()

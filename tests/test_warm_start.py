@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import anyshape
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
+from anyshape.frontend.aten.table import TABLE, Decline
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
 from anyshape.frontend.warm_start.identity import Identities
 from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record
@@ -78,6 +79,10 @@ def test_a_second_compilation_takes_the_program_and_its_own_weights(compiled: Ca
     assert anyshape.stats()["programs"] == 1
 
 
+def declined(*operands: object, **more: object) -> None:
+    raise Decline("it is the user's")
+
+
 CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Layer], object]] = {
     "a method of the class": lambda patch, _: patch.setattr(Layer, "inner", lambda self, x: self.linear(x)),
     "a function of the module": lambda patch, _: patch.setattr(sys.modules[__name__], "scaled", lambda x: x - 1),
@@ -90,11 +95,13 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch, Layer], object]] = {
     "a hook": lambda _, layer: layer.linear.register_forward_hook(lambda module, inputs, output: output * 2),
     "a child": lambda _, layer: setattr(layer, "linear", nn.Sequential(nn.Linear(8, 8), nn.ReLU())),
     "weights without gradients": lambda _, layer: layer.requires_grad_(False),
+    "a translation that the user has": lambda patch, _: patch.setitem(TABLE, torch.ops.aten.gelu.default, declined),
     "the dtype of weights": lambda _, layer: layer.double(),
 }
 
 
-@pytest.mark.parametrize("change", [name if name in ("a method of the class", "a global number", "a hook") else
+@pytest.mark.parametrize("change", [name if name in ("a method of the class", "a global number", "a hook",
+                                                          "a translation that the user has") else
                                     pytest.param(name, marks=pytest.mark.full) for name in CHANGES])
 def test_what_is_not_as_it_was_is_traced(compiled: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch,
                                          change: str) -> None:

@@ -46,8 +46,8 @@ class Config:
     cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
     cache_limit: int = _knob(1 << 30, "bytes that the disk cache may hold, as a number or such as \"2GiB\"; beyond "
                                       "them the entries that were used longest ago go", bytes_=True)
-    warm_start: bool = _knob(True, "take captured programs, with their guards, from the disk cache, and keep them "
-                                   "there for the next process; off: each process traces anew")
+    warm_start: bool = _knob(False, "take captured programs, with their guards, from the disk cache, and keep them "
+                                    "there for the next process; off: each process traces anew")
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
     max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)

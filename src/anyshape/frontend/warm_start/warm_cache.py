@@ -16,6 +16,7 @@ import pickle
 import platform
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.base.version import __version__
+from anyshape.frontend.aten.table import TABLE
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.programs.eager_fallback import Underway, counted
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.warm_start.identity import Identities
 from anyshape.frontend.warm_start.program_record import HOST, ProgramRecord, code_of, program_of, record_of, structure
+from anyshape.ops.pointwise import POINTWISE
 from anyshape.torch_compat.dynamo import guard_record
 from anyshape.torch_compat.dynamo.guard_record import CodeNames, GuardRecord, NotRecorded
 from anyshape.torch_compat.versions import api
@@ -185,8 +188,19 @@ class WarmStart:
         settings = [(name, getattr(config, name)) for name in config.__dataclass_fields__ if name not in NOT_IN_KEY]
         parts = (FORMAT, _versions(), target_of(config, HOST).machine_key, settings, way, code.co_name,
                  code.co_qualname, identities.of_code(code), structure(frame.f_locals), torch.is_grad_enabled(),
-                 torch.is_inference_mode_enabled(), str(torch.get_default_dtype()))
+                 torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), _added(identities))
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _added(identities: Identities) -> list[str]:
+    """What the user has added to the tables of operators, or replaced in them."""
+    ours = __package__.partition(".")[0] + "."
+    return sorted([*(f"{op} {identities.of_function(one)}" for op, one in TABLE.items()
+                     if isinstance(one, types.FunctionType) and not one.__module__.startswith(ours)),
+                   *(str(row) for name, row in POINTWISE.items() if name not in _OPS)])
+
+
+_OPS = frozenset(POINTWISE)
 
 
 def _numbered(key: str, number: int) -> str:
