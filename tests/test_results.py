@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anyshape_bench.experiments import processes, strategies
+from anyshape_bench.experiments import exchange, processes, serving, strategies, warm_start
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
@@ -28,14 +28,27 @@ def of(experiment: Experiment[Any]) -> Callable[[Path], str]:
 
 # the pages that may be there, each with what renders its folder of results
 PAGES: dict[str, Callable[[Path], str]] = {
-    "benchmarks": of(Speed()), "benchmarks-bfloat16": of(Speed()), "benchmarks-padded": of(Speed()),
+    "benchmarks": of(Speed()), "benchmarks-zen4": of(Speed()),
+    "benchmarks-bfloat16": of(Speed()), "benchmarks-padded": of(Speed()),
     "benchmarks-memory": of(MemoryBudget()), "benchmarks-plan": of(Planning()), "benchmarks-step": of(TrainSteps()),
     "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),
     "benchmarks-processes": lambda folder: processes.page(json.loads((folder / "processes.json").read_text())),
     "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text()))}
 
 
-KEPT = sorted(path.name for path in STORED.iterdir())
+# tables inside other pages: the page, and what renders the one file of the folder
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
+    "warm-start": ("using.md", warm_start.table)}
+
+KEPT = sorted(path.name for path in STORED.iterdir() if path.name not in TABLES)
+
+
+@pytest.mark.parametrize("folder", TABLES)
+def test_a_table_inside_a_page_shows_its_stored_results(folder):
+    page, table = TABLES[folder]
+    file, = (STORED / folder).iterdir()
+    assert table(json.loads(file.read_text())) in (DOCS / page).read_text()
 
 
 def test_every_page_of_figures_has_stored_results():

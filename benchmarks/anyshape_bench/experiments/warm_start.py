@@ -76,6 +76,16 @@ def study(repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def table(found: dict[str, Any]) -> str:
+    """The results in Markdown: medians of seconds of the first step, beyond imports."""
+    lines = ["| model | first step of | first process, s | later, traced, s | later, `warm_start=True`, s |",
+             "|---|---|---:|---:|---:|"]
+    for row in found["rows"]:
+        cold, warm = (statistics.median(one["seconds"] for one in row[name]) for name in ("cold", "warm"))
+        lines.append(f"| {row['model']} | {row['step']} | {row['first']['seconds']:.2f} | {cold:.2f} | {warm:.2f} |")
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("path", nargs="?", type=Path, help="where the results are written, as JSON")
