@@ -188,6 +188,7 @@ CALLS = {
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}utils.CleanupManager.instance": Name("lets go of what was compiled", KEPT),
     f"{SHAPES}ShapeEnv": Name("lets go of what a trace knew about sizes", KEPT),
+    f"{DYNAMO}eval_frame.skip_code": Name("threads that capture at once", "such a thread may run its call as PyTorch"),
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._stance": Name("calls without torch's wrappers", WRAPPED),

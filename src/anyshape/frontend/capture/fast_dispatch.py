@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from anyshape.torch_compat.dynamo import internals
-from anyshape.torch_compat.dynamo.copied_target import MODULE_CALL, CopiedTarget
+from anyshape.torch_compat.dynamo.copied_target import MODULE_CALL, CopiedTarget, call_of
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
@@ -108,7 +108,7 @@ class FastDispatch:
         if found[0] is self.copied.wrapper:
             return (*found, None)
         kind: Any = type(self.target)
-        is_plain = kind.forward is found[0] and found[1] and kind.__call__ is MODULE_CALL
+        is_plain = kind.forward is found[0] and found[1] and call_of(kind) is MODULE_CALL
         return (*found, kind) if is_plain else None
 
     def _runner(self, code: types.CodeType) -> Callable[..., Any] | None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.fx_threads import USUAL
 
 WRAPPERS = "torch._dynamo.external_utils"  # of Dynamo's frames around what has none of its own
 MODULE_CALL = torch.nn.Module.__call__  # as it is before anybody patches it
@@ -48,7 +49,8 @@ class CopiedTarget:
         self._optimize = optimize
         self._copies: dict[int, tuple[types.CodeType, types.CodeType]] = {}  # id -> (the user's, its copy)
         self._bound: tuple[Any, Any, types.CodeType, types.FunctionType, Any] | None = None
-        self._shared = optimize(target)
+        with compat.compile_lock():  # Dynamo keeps the method that a module is called by: not one that stands in for it
+            self._shared = optimize(target)
         inner = _inside(self._shared)
         self.wrapper = inner if getattr(inner, "__globals__", {}).get("__name__") == WRAPPERS else None
         always = compat.get("torch._dynamo.eval_frame.always_optimize_code_objects")
@@ -104,7 +106,7 @@ class CopiedTarget:
         copied.__module__, copied.__doc__ = function.__module__, function.__doc__
         copied.__dict__.update(function.__dict__)
         call = copied if owner is None else types.MethodType(copied, owner)
-        if isinstance(self._shared, torch.nn.Module) and type(self.target).__call__ is MODULE_CALL:
+        if isinstance(self._shared, torch.nn.Module) and call_of(type(self.target)) is MODULE_CALL:
             call = types.MethodType(module_call()(call), self.target)  # type: ignore[misc]
         return function, owner, code, copied, self._optimize(call)
 
@@ -116,10 +118,16 @@ def _inside(optimized: Any) -> Any:
     return getattr(optimized, "_torchdynamo_orig_callable", None)
 
 
+def call_of(kind: type) -> Any:
+    """The class's `__call__`, also while torch.fx stands in for that of all modules."""
+    call = kind.__call__  # type: ignore[operator]
+    return getattr(call, USUAL, call)
+
+
 def _frame_of(module: torch.nn.Module) -> Any:
     """What a call of the module runs: its class's own `__call__`, or `forward`, where `nn.Module.__call__` leads to it
     and nothing but hooks runs besides; else None."""
-    call = type(module).__call__
+    call = call_of(type(module))
     if isinstance(module, torch.fx.GraphModule) or hasattr(module, "_initialize_hook"):
         return None
     if call is not MODULE_CALL:

@@ -17,6 +17,7 @@ from anyshape import torch_compat as compat
 
 PATCHED = "torch.fx._symbolic_trace._Patcher.patch_method"
 ASKED = "torch.fx._symbolic_trace.is_fx_symbolic_tracing"
+USUAL = "_anyshape_usual"  # attribute of what stands in for a method of modules: that method
 
 _lock = threading.Lock()
 _threads: Counter[int] = Counter()  # those that may trace, and how often each has entered
@@ -54,15 +55,18 @@ def fx_in_this_thread() -> Iterator[None]:
 @contextlib.contextmanager
 def _calls_of_modules() -> Iterator[None]:
     patcher = compat.need("torch.fx._symbolic_trace._Patcher")
-    patch = patcher.patch_method
+    patch, skip = patcher.patch_method, compat.get("torch._dynamo.eval_frame.skip_code")
 
     def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
         usual, owner = getattr(cls, name), threading.get_ident()
 
-        @functools.wraps(new)
         def either(*arguments: Any, **keywords: Any) -> Any:
             return (new if threading.get_ident() == owner else usual)(*arguments, **keywords)
 
+        functools.update_wrapper(either, new)
+        setattr(either, USUAL, usual)
+        if skip is not None:  # a thread that is about to capture may come by here: Dynamo goes on with what is called
+            skip(either.__code__)
         patch(self, cls, name, either, deduplicate)
 
     with put(patcher, "patch_method", patch_method):
