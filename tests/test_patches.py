@@ -14,6 +14,8 @@ from torch import nn
 
 import anyshape
 import patched
+from anyshape import torch_compat
+from anyshape.torch_compat.tracing.fx_threads import USUAL, fx_in_this_thread
 from anyshape.torch_compat.tracing.monkey_patches import BY_TORCH, WHILE_TRACING, WHILE_TRACING_BESIDE
 from sampling import rest
 
@@ -129,6 +131,42 @@ def test_calls_of_compiled_functions_do_not_wait_for_a_trace_beside() -> None:
     finally:
         go_on.set()
         finished()
+
+
+def test_what_is_compiled_while_torch_fx_traces_elsewhere_is_traced_as_ever() -> None:
+    """torch.fx stands in for the calls of all modules then, and Dynamo keeps the call of a module that it is given; a
+    later thread may have the number of the one that traced."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: Any) -> Any:
+            inside.set()
+            go_on.wait(60)
+            return x + 1
+
+    def trace() -> None:
+        with torch_compat.compile_lock(), fx_in_this_thread():
+            torch.fx.symbolic_trace(Waits())
+
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(super().forward(x))
+
+    module = Own(8, 8)
+    other = threading.Thread(target=trace)
+    other.start()
+    inside.wait(60)
+    assert hasattr(nn.Module.__call__, USUAL)
+    threading.Timer(0.2, go_on.set).start()
+    fast = anyshape.compile(module, strict=True)
+    other.join()
+    assert not hasattr(nn.Module.__call__, USUAL)
+    way = fast._anyshape.oblivious
+    assert not hasattr(way.copied._shared.forward._torchdynamo_orig_callable, USUAL)
+    anyshape.reset_stats()
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fast(x), module(x))
+    assert anyshape.stats()["eager_calls"] == 0
 
 
 def test_threads_capture_at_once() -> None:

@@ -49,9 +49,12 @@ class CopiedTarget:
         self._optimize = optimize
         self._copies: dict[int, tuple[types.CodeType, types.CodeType]] = {}  # id -> (the user's, its copy)
         self._bound: tuple[Any, Any, types.CodeType, types.FunctionType, Any] | None = None
-        with compat.compile_lock():  # Dynamo keeps the method that a module is called by: not one that stands in for it
-            self._shared = optimize(target)
+        self._shared = optimize(target)
         inner = _inside(self._shared)
+        if hasattr(inner, USUAL):  # another thread traces: Dynamo would keep what stands in for the module's call there
+            with compat.compile_lock():
+                self._shared = optimize(target)
+            inner = _inside(self._shared)
         self.wrapper = inner if getattr(inner, "__globals__", {}).get("__name__") == WRAPPERS else None
         always = compat.get("torch._dynamo.eval_frame.always_optimize_code_objects")
         if self.wrapper is not None and always is not None:  # a function made for this object
