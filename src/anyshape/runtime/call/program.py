@@ -168,6 +168,12 @@ class Program:
             addresses = [address(output) for output in outputs]
         for i, bytes_ in record.large:
             prefer_large(addresses[i], bytes_)
+        return self.run_at(record, inputs, outputs, pointers, addresses, kept, tape_memory)
+
+    def run_at(self, record: Specialization, inputs: list[Any], outputs: list[Any], pointers: Sequence[int],
+               addresses: Sequence[int], kept: Any, tape_memory: Any = None) -> list[Any]:
+        """The same with results that are there: their arrays, and the addresses of their buffers by slot. pointers: of
+        the plan's parameters, see `make_enter`."""
         context = self.context
         threads = self.threads or self.driver.threads()
         pool = context.temporary
