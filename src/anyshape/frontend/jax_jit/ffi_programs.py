@@ -39,11 +39,11 @@ _messages = threading.local()  # that of the last error, which XLA copies
 @dataclass(frozen=True, slots=True, eq=False)
 class Quick:
     """How a program runs on XLA's buffers. parameters: of each parameter of the plan, the buffer that it is, or its
-    address where it is below 0, negated. results: by slot of an output, the buffer that it is."""
+    address where it is below 0, negated. first: the buffer of the first result."""
 
     executable: Executable
     parameters: tuple[int, ...]
-    results: tuple[int, ...]
+    first: int
 
 
 class FfiProgram:
@@ -66,10 +66,8 @@ class FfiProgram:
         if known is None:
             return
         quick, record = known
-        executable = quick.executable
-        executable.run_at(record, [], list(quick.results),
-                          [addresses[k] if k >= 0 else -k for k in quick.parameters],
-                          [addresses[k] for k in quick.results], executable.context.kept.empty)
+        quick.executable.run_at(record, [addresses[k] if k >= 0 else -k for k in quick.parameters],
+                                addresses[quick.first:])
 
     def _new(self, addresses: Sequence[int], dims: bytes) -> tuple[Quick, Specialization] | None:
         """The record at sizes that are new; None: the call has been done."""
@@ -103,11 +101,10 @@ class FfiProgram:
         quick = self.quick.get(executable.ran(record))
         if quick is None or not record.native:
             return None
-        for (sizes, strides), place in zip(record.allocations, quick.results, strict=True):
-            have = tuple(results[place - len(given)].shape)
-            if have != sizes:
-                raise _other_sizes(have, sizes)
-            if strides != results[place - len(given)].stride() and 0 not in sizes:
+        for (sizes, strides), into in zip(record.allocations, results, strict=True):
+            if into.shape != sizes:
+                raise _other_sizes(into.shape, sizes)
+            if strides != into.stride() and 0 not in sizes:
                 return None
         dense = all(view is None or 0 in view[0] or all(
             n == 1 or a == b for n, a, b in zip(view[0], view[1], tensor.stride(), strict=True))
@@ -144,7 +141,7 @@ def _quick(program: StablehloCallable, executable: Executable) -> Quick | None:
     parameters = [plan.parameter_number(b) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
                   if b.is_parameter and b.name not in placed]
     return Quick(executable, tuple(k if k < takes else -constants[k - takes] for k in parameters),
-                 tuple(range(takes, takes + len(program.results))))
+                 takes)
 
 
 def _shapes(dims: bytes) -> list[tuple[int, ...]]:

@@ -30,7 +30,9 @@ with needed_by("anyshape.jax.jit"):
     from jax import export
     from jax import numpy as jnp
     from jax.custom_batching import custom_vmap
+    from jax.extend import source_info_util
 
+source_info_util.register_exclusion(__file__)  # programs' steps are told by the lines of the user's function
 Flat = Callable[..., tuple[Any, ...]]
 MOST_FROZEN = 6  # sizes that are made numbers one by one; then all are
 MOST_KNOWN = 1024  # sizes of calls whose program is at hand
@@ -155,7 +157,8 @@ class FlatFunction:
                     self._raise_own(avals)
                 chosen = refused(classes, str(error)) if self.specs is None else None
                 if chosen is None:
-                    return self._refused(error)
+                    self._refuse(error)
+                    return None
                 frozen += 1
                 every = [chosen] if frozen <= MOST_FROZEN else list(classes.groups)
                 for name, places in every:
@@ -178,7 +181,7 @@ class FlatFunction:
         self.compilation.tracing = (self.name, "other sizes were equal" if self.programs else "", "jax")
         return SizedProgram(classes, exported, self.compilation, self.config)
 
-    def _refused(self, error: Exception) -> None:
+    def _refuse(self, error: Exception) -> None:
         reason = _first_line(error)
         if self.config.strict:
             raise Unsupported(f"{self.name} cannot be compiled", where="anyshape.jax.jit", why=str(error),

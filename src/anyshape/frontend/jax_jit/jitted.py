@@ -21,6 +21,9 @@ from anyshape.frontend.programs.session import Compilation
 with needed_by("anyshape.jax.jit"):
     import jax
     from jax import export, tree_util
+    from jax.extend import source_info_util
+
+source_info_util.register_exclusion(__file__)
 
 
 class JitFunction:
@@ -33,6 +36,8 @@ class JitFunction:
 
     def __init__(self, function: Callable[..., Any], config: Config, static_argnums: Sequence[int],
                  static_argnames: Sequence[str], shapes: Any, constraints: Sequence[str]) -> None:
+        if not config.limited:  # XLA brings results as memory: none is taken late
+            config = config.replace(disable=",".join((*sorted(config.disabled()), "insert_alloc_free")))
         check_stages(config)
         functools.update_wrapper(self, function)
         self.function = function
@@ -78,7 +83,8 @@ class JitFunction:
 
     def _flat(self, key: Any, fixed: dict[int, Any], named: dict[str, Any], given: tuple[Any, Any],
               leaves: Sequence[Any]) -> tuple[FlatFunction, list[Any]]:
-        tree, trees = key[1], []
+        tree = key[1]
+        trees: list[Any] = []  # of the results, once it has been traced
 
         def function(*leaves: Any) -> tuple[Any, ...]:
             free, rest = tree_util.tree_unflatten(tree, leaves)

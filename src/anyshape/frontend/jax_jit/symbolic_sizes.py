@@ -4,7 +4,8 @@
 
 Every dim is symbolic. JAX has to know which ones are equal, so dims of one size in the first call are taken as one,
 and a dim of 0 or 1, which broadcasts, as that number. A call that this does not fit has another program made, which
-tells those dims apart that differed in any call so far. A dim that JAX refuses to leave open is a number, with a reason.
+tells those dims apart that differed in any call so far. A dim that JAX refuses to leave open is a number, with a
+reason.
 """
 from __future__ import annotations
 
