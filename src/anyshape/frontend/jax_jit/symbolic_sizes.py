@@ -86,6 +86,7 @@ def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeS
 
 def refused(classes: SizeClasses, said: str) -> tuple[str, tuple[int, ...]] | None:
     """The size that becomes a number where JAX refused an export, by what it said: of the symbols that it names, or of
-    all, that which most dims have: sizes of weights rather than those of a batch. None: there is none left."""
+    all, that which most dims have, and of those the last: sizes of weights and features rather than of a batch. None:
+    there is none left."""
     named = [(name, places) for name, places in classes.groups if re.search(rf"\b{re.escape(name)}\b", said)]
-    return max(named or classes.groups, key=lambda group: len(group[1]), default=None)
+    return max(named or classes.groups, key=lambda group: (len(group[1]), group[1][-1]), default=None)
