@@ -3,15 +3,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from anyshape.base.errors import VerifyError
+import anyshape
+from anyshape.artifact.check import check
+from anyshape.artifact.load import load
+from anyshape.base.errors import AnyShapeError, ArtifactError, VerifyError
 from anyshape.runtime.numpy_ops import call, reason_against
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
+from deploying import alone, members_of, mutants, with_members
 
 
 def entry(value: Any, operands: list[Any]) -> tuple[Any, ...]:
@@ -166,3 +173,125 @@ def test_what_is_not_on_the_list_or_does_not_fit_is_refused() -> None:
         with pytest.raises(VerifyError) as caught:
             call(target, template, [x], "here")
         assert caught.value.why and caught.value.do and caught.value.where == "here"
+
+
+# --- in programs
+
+
+def network() -> Any:
+    """A small detector and reader of lines: strided, depthwise and grouped convolutions, squeeze and excitation, a
+    transposed convolution, resizing, and a recurrent layer without a routine; with two results and top-k."""
+    onnx = pytest.importorskip("onnx")
+    node, info, number = onnx.helper.make_node, onnx.helper.make_tensor_value_info, np.random.default_rng(0)
+    constants: dict[str, np.ndarray] = {}
+
+    def weights(name: str, *shape: int) -> str:
+        constants[name] = (number.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        return name
+    constants |= {"k": np.array([3]), "scales": np.array([1, 1, 2, 2], np.float32), "axes": np.array([2])}
+    nodes = [
+        node("Conv", ["x", weights("w0", 8, 3, 3, 3)], ["a0"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("HardSwish", ["a0"], ["a"]),
+        node("Conv", ["a", weights("w1", 8, 1, 3, 3), weights("b1", 8)], ["b0"], group=8, pads=[1, 1, 1, 1]),
+        node("Relu", ["b0"], ["b"]), node("GlobalAveragePool", ["b"], ["m"]),
+        node("Conv", ["m", weights("w2", 8, 8, 1, 1)], ["m0"]), node("HardSigmoid", ["m0"], ["m1"]),
+        node("Mul", ["b", "m1"], ["c"]),
+        node("Conv", ["c", weights("w3", 12, 4, 3, 3)], ["d"], group=2, pads=[1, 1, 1, 1]),
+        node("ConvTranspose", ["d", weights("w4", 12, 2, 2, 2), weights("b4", 2)], ["e"], strides=[2, 2]),
+        node("Resize", ["c", "", "scales"], ["f"], mode="linear"), node("ReduceMean", ["f"], ["g"], axes=[1, 2],
+                                                                        keepdims=0),
+        node("ReduceMean", ["d"], ["s"], axes=[2], keepdims=0), node("Transpose", ["s"], ["t"], perm=[2, 0, 1]),
+        node("GRU", ["t", weights("w5", 2, 15, 12), weights("w6", 2, 15, 5)], ["u", ""], hidden_size=5,
+             direction="bidirectional"),
+        node("TopK", ["u", "k"], ["values", "places"], axis=-1),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes, "reader", [info("x", 1, ["n", 3, "h", "w"])], [info(name, kind, None) for name, kind in (
+            ("e", 1), ("g", 1), ("values", 1), ("places", 7))],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+
+
+RUN = """
+    import sys
+    import numpy as np
+    import anyshape
+    run = anyshape.load(sys.argv[1], trust_native=sys.argv[3] == "native")
+    with np.load(sys.argv[2]) as given:
+        for number in range(3):
+            for name, found in zip(("e", "g", "values", "places"), run(given[f"x{number}"]), strict=True):
+                np.testing.assert_allclose(found, given[f"{name}{number}"], rtol=1e-4, atol=1e-5)
+    print("same", "torch" in sys.modules)
+    """
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("networks") / "reader.any"
+    return anyshape.save(anyshape.compile_onnx(network()), path)
+
+
+def test_an_onnx_network_runs_where_there_is_only_numpy(file: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(network().SerializeToString())
+    data: dict[str, np.ndarray] = {}
+    for number, shape in enumerate(((1, 3, 8, 12), (2, 3, 17, 21), (1, 3, 31, 6))):
+        data[f"x{number}"] = draw(*shape).numpy()
+        wanted = session.run(None, {"x": data[f"x{number}"]})
+        data |= {f"{name}{number}": one for name, one in zip(("e", "g", "values", "places"), wanted, strict=True)}
+    np.savez(file.with_suffix(".npz"), **data)
+    assert alone(RUN, file, file.with_suffix(".npz"), "native").split() == ["same", "False"]
+    assert alone(RUN, file, file.with_suffix(".npz"), "text", blocked=("torch",)).split() == ["same", "False"]
+
+
+def test_calls_in_several_threads_and_memory_that_is_given_back(file: Path) -> None:
+    x = draw(1, 3, 16, 20).numpy()
+    with load(file, trust_native=True, threads=1) as run:
+        wanted = run(x)
+        with ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: run(x), range(12)):
+                for have, want in zip(found, wanted, strict=True):
+                    np.testing.assert_array_equal(have, want)
+        assert run.bytes_of([x]) > sum(one.nbytes for one in wanted)
+
+
+def test_a_strangers_file_that_names_other_operators_is_refused(file: Path, tmp_path: Path) -> None:
+    members = members_of(file)
+    for old, new in ((b"aten.convolution.default", b"aten.from_file.default"), (b"onnx.gru", b"os.system"),
+                     (b"effect=False", b"effect=1")):
+        assert old in members["graph.txt"]
+        changed = with_members(tmp_path / "changed.any", {
+            **members, "graph.txt": members["graph.txt"].replace(old, new, 1)})
+        with pytest.raises(ArtifactError) as caught:
+            check(changed)
+        assert "operator of PyTorch" in caught.value.why and caught.value.do
+    wrong = members["graph.txt"].replace(b'["operand", 1]', b'["str", "w"]')
+    changed = with_members(tmp_path / "changed.any", {**members, "graph.txt": wrong})
+    with pytest.raises(AnyShapeError):
+        load(changed)(draw(1, 3, 8, 12).numpy())
+
+
+def test_changed_files_are_read_or_refused(file: Path, tmp_path: Path) -> None:
+    read = 0
+    for what, path in mutants(file, tmp_path, 60, 3):
+        try:
+            check(path)
+            read += 1
+        except ArtifactError as error:
+            assert error.what and error.why and error.do, what
+    assert read
+
+
+def test_depthwise_convolutions_are_kernels() -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Conv2d(3, 7, 1)]
+    for kernel, stride, dilation in (((3, 3), 2, 1), ((1, 5), 1, 1), ((2, 2), 1, 2)):
+        layers += [nn.Conv2d(7, 7, kernel, stride, tuple(k // 2 for k in kernel), dilation, groups=7), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Conv2d(7, 4, 1)).eval()
+    before = anyshape.stats()["extern_calls"]
+    with torch.no_grad():
+        compiled = anyshape.compile(model)
+        for shape in ((2, 3, 9, 11), (1, 3, 40, 17), (3, 3, 8, 8)):
+            x = draw(*shape)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert anyshape.stats()["extern_calls"] == before
