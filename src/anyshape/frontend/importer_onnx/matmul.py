@@ -79,7 +79,12 @@ def exact(c: Call, a: Value, b: Value, sums: int | None = None) -> Value:
     """The product of matrices of small whole numbers (8 bits, perhaps less a zero point) as i32: by f32 where that is
     exact, by f64 otherwise. sums: as of `exact_in_f32`."""
     kind = "f32" if exact_in_f32(a.tensor.shape[-1], sums) else "f64"
-    return c.t.cast(matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)), "i32")  # type: ignore[no-any-return]
+    return whole(c, matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)))
+
+
+def whole(c: Call, total: Value) -> Value:
+    """Sums of whole numbers as i32; those that it does not hold wrap around."""
+    return c.t.cast(total if total.tensor.dtype == "f32" else c.t.cast(total, "i64"), "i32")  # type: ignore[no-any-return]
 
 
 @translates("MatMul")

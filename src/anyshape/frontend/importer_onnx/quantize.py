@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyshape.frontend.aten.table import Decline, is_float
-from anyshape.frontend.importer_onnx.matmul import exact, exact_in_f32
+from anyshape.frontend.importer_onnx.matmul import exact, exact_in_f32, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
 from anyshape.frontend.importer_onnx.spatial import convolved
@@ -160,7 +160,7 @@ def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
 def conv_integer(c: Call) -> Any:
     x = less_zero(c, c.value(0), c.value(2) if c.has(2) else None, 1)
     w = less_zero(c, c.value(1), c.value(3) if c.has(3) else None, 0)
-    return c.t.cast(_conv_total(c, x, w, weight_sums(c, 1, 3, -w.tensor.rank)), "i32")
+    return whole(c, _conv_total(c, x, w, weight_sums(c, 1, 3, -w.tensor.rank)))
 
 
 @translates("QLinearConv")
