@@ -28,7 +28,7 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices; channels by themselves (depthwise) become sums of products, which are a kernel. A
+element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products. A
 permute that is left is a strided access in some kernel; where there would be more than one of those to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
 permute.
