@@ -29,7 +29,7 @@ after:
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
 element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products. A
-permute that is left is a strided access in some kernel; where there would be more than one of those to two convolutions,
+permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
 permute.
 """
@@ -44,12 +44,11 @@ from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
-from anyshape.ops.convolution import extent
 from anyshape.passes.dce import dce
 from anyshape.passes.memory_format import RANKS, followers, last_strides, leader, lies_last, trusted
 from anyshape.passes.rewriter import Replay
 from anyshape.passes.views import reshape_first
-from anyshape.sym.expr import Expr, ceildiv, product
+from anyshape.sym.expr import Expr, ceildiv, floordiv, product
 
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
@@ -235,8 +234,8 @@ class _Sinking:
             part = whole
             for dim, (at, size, step, apart, k, pad) in enumerate(zip(
                     place, x.tensor.shape[1:-1], call.stride, call.dilation, kernel, call.padding, strict=True), 1):
-                part = replay.op("slice", part, dim=dim, start=at * apart, count=extent(size, k, step, pad, apart),
-                                 step=step)
+                room = size + 2 * pad - apart * (k - 1) - 1
+                part = replay.op("slice", part, dim=dim, start=at * apart, count=floordiv(room, step) + 1, step=step)
             own = replay.op("reshape", replay.op("slice", lines, dim=0, start=number, count=1, step=1),
                             shape=(channels,))
             term = replay.op("mul", part, own)

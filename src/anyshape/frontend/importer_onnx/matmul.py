@@ -84,7 +84,8 @@ def exact(c: Call, a: Value, b: Value, sums: int | None = None) -> Value:
 
 def whole(c: Call, total: Value) -> Value:
     """Sums of whole numbers as i32; those that it does not hold wrap around."""
-    return c.t.cast(total if total.tensor.dtype == "f32" else c.t.cast(total, "i64"), "i32")  # type: ignore[no-any-return]
+    exact_sum = total if total.tensor.dtype == "f32" else c.t.cast(total, "i64")
+    return c.t.cast(exact_sum, "i32")  # type: ignore[no-any-return]
 
 
 @translates("MatMul")
