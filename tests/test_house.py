@@ -27,8 +27,8 @@ backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
 backend/cpu/routines/recurrence  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
-runtime/driver  runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives
-runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
+runtime/driver  runtime/memory  runtime/context  runtime/numpy_ops  runtime/torch_ops/onnx  runtime/torch_ops
+runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
 compiler  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer

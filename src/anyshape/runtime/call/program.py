@@ -139,7 +139,7 @@ class Program:
             frame = self.runner.frame(record.payload, (*pointers, *map(self.address, outputs)), lower,
                                       temporary.address, temporary.address + record.temporary, threads)
             assert self.steps is not None, "such a plan is refused when it is loaded"
-            steps = self.steps(self, record, inputs, outputs, kept, temporary)
+            steps = self.steps(self, record, inputs, outputs, kept, temporary, frame)
             code = self.runner.run(frame, steps)
             if code != DONE:
                 if steps.error is not None:
