@@ -23,17 +23,16 @@ from anyshape.base.errors import AnyShapeError
 from anyshape.tools import demo
 from anyshape.tools.demo import (
     backends,
-    chart,
     checkpoint,
     compare,
     data,
-    display,
     limit,
     measure,
     report,
     training,
 )
 from anyshape.tools.demo.model import IGNORED, DemoConfig, DemoLlama
+from anyshape.tools.demo.show import chart, display
 
 TINY = training.Recipe(
     seed=3, tokens=320, longest=160, model=DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)

@@ -104,6 +104,15 @@ class Strategy:
         """The axis of a pipeline; None where there is none."""
         return next((axis for axis, kind in zip(self.mesh.axes, self.kinds, strict=True) if kind == "pp"), None)
 
+    def part_of_batch(self, rank: int) -> tuple[int, int]:
+        """(which part of a batch a rank gives to its step, of how many parts): ranks along axes that deal out something
+        else give the same."""
+        here, place, count = self.mesh.coordinates(rank), 0, 1
+        for axis, kind in zip(self.mesh.axes, self.kinds, strict=True):
+            if kind not in SHARED and kind != "pp":
+                place, count = place * axis.size + here[axis.name], count * axis.size
+        return place, count
+
 
 def strategy_of(given: object, world: int) -> Strategy:
     """The strategy that a user names: a word, a mesh, or a strategy.
