@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import Axis, Mesh
@@ -52,12 +52,13 @@ class Roles:
     """What the inputs of a step's graph are, by name.
 
     weights: input -> the name of its parameter. states: input -> that of its weight (the input).
-    data: what the batch consists of.
+    data: what the batch consists of. same: of sizes of the batch, symbol -> the symbol of the size that it is equal to.
     """
 
     weights: Mapping[str, str]
     states: Mapping[str, str]
     data: tuple[str, ...]
+    same: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

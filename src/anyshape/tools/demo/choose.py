@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rich.console import Console
@@ -11,8 +12,9 @@ from anyshape.dist.cost.machine import machine_of
 from anyshape.dist.cost.parallel import Degrees
 from anyshape.dist.cost.strategy import uniform
 from anyshape.dist.search.hand_made import best_by_name
-from anyshape.dist.search.judge import Verdict, cost
+from anyshape.dist.search.judge import Verdict, check, cost
 from anyshape.dist.search.problem import Plan, Search
+from anyshape.dist.search.solver import Candidate
 from anyshape.dist.strategies import Strategy
 from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.auto_strategy import MACHINE, search_rows, searched
@@ -41,7 +43,7 @@ def chosen(console: Console, session: Session, named: Strategy | None, limit: in
             best, problem = found.search.found.best, found.search.problem
             told = f"found by a search over strategies that deal out rows; no other is below " \
                    f"{found.search.found.bound * 1e3:.3g} ms by its bound"
-            _print(console, found.search, problem, best.plan, found.search.verdict, told)
+            _print(console, problem, best.plan, found.search.verdict, found.search.found.tried, told)
     else:
         strategy = named
         if ranks.is_first:
@@ -54,9 +56,23 @@ def chosen(console: Console, session: Session, named: Strategy | None, limit: in
     return strategy
 
 
-def _print(console: Console, search: StrategySearch, problem: Search, plan: Plan, verdict: Verdict, told: str) -> None:
+def _print(console: Console, problem: Search, plan: Plan, verdict: Verdict, tried: Iterable[Candidate],
+           told: str) -> None:
     print_plan(console, problem, plan, verdict, told)
-    print_tried(console, verdict, search.found.tried, plan.strategies[-1].summary)
+    found = [*tried, *(one for word in ROWS for one in (_by_hand(problem, word),) if one is not None)]
+    print_tried(console, verdict, sorted(found, key=_seconds), plan.strategies[-1].summary)
+
+
+def _seconds(one: Candidate) -> float:
+    return float("inf") if one.verdict is None or one.why else one.verdict.seconds
+
+
+def _by_hand(problem: Search, word: str) -> Candidate | None:
+    """A plan in which all layers do the same; None where it cannot run."""
+    layers = [(layer.name, layer.count) for layer in problem.workload.layers]
+    plan = Plan((uniform(Degrees(problem.world), layers, "whole", word, "none"),) * len(problem.shapes))
+    verdict = cost(problem, plan)
+    return None if verdict is None else Candidate(word, plan, 0.0, verdict, "; ".join(check(problem, plan, verdict)))
 
 
 def _print_named(console: Console, strategy: Strategy, search: StrategySearch) -> None:
@@ -65,14 +81,12 @@ def _print_named(console: Console, strategy: Strategy, search: StrategySearch) -
     word = strategy.kinds[0] if len(strategy.kinds) == 1 else ""
     found: tuple[Plan, Verdict] | None = None
     if word in ROWS:
-        layers = [(layer.name, layer.count) for layer in problem.workload.layers]
-        plan = Plan((uniform(Degrees(problem.world), layers, "whole", word, "none"),) * len(problem.shapes))
-        verdict = cost(problem, plan)
-        found = None if verdict is None else (plan, verdict)
+        one = _by_hand(problem, word)
+        found = (one.plan, one.verdict) if one is not None and one.verdict is not None else None
     elif word in BY_HAND:  # the ranks are processes of one machine, a node
         problem = problem.replace(machine=machine_of(f"{MACHINE}x{problem.world}"))
         found = best_by_name(problem).get(BY_HAND[word])
     if found is None:
         console.print("nothing is predicted: the simulator has no plan of this kind for these ranks", highlight=False)
         return
-    _print(console, search, problem, *found, "as asked for")
+    _print(console, problem, *found, search.found.tried, "as asked for")

@@ -39,6 +39,7 @@ from anyshape.tools.demo.training import (
 STEPS = 250
 PROMPT = "def get_name(self"
 SAMPLE_TOKENS = 96
+WIDTH = 120  # columns of tables where nobody says how many there are
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
             if not here.is_first:
                 console = Console(quiet=True)
                 warnings.simplefilter("ignore")  # the first rank says them
+            elif not console.is_terminal:
+                console.width = max(console.width, WIDTH)
             _check_dealt_out(args)
         return _run(args, console, here)
     except AnyShapeError as error:

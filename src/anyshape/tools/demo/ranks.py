@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from anyshape.base.errors import ConfigError
-from anyshape.dist.mesh import mesh_of
+from anyshape.dist.mesh import Mesh, mesh_of
 from anyshape.dist.placement import local_count
 from anyshape.dist.strategies import AXES, Strategy, strategy_of
 from anyshape.frontend.train_step.auto_strategy import AUTO
@@ -101,6 +101,10 @@ def join(text: str) -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), begun=begun)
 
 
+def _mesh(text: str) -> Mesh:
+    return mesh_of(text if text.startswith("mesh(") else f"mesh({text})")
+
+
 def named_strategy(text: str, world: int) -> Strategy | None:
     """The strategy that --strategy names: a word, or axes of a mesh such as data=2,tensor=2. None: it is searched.
 
@@ -110,7 +114,7 @@ def named_strategy(text: str, world: int) -> Strategy | None:
     if text == AUTO:
         return None
     try:
-        return strategy_of(mesh_of(f"mesh({text})") if "=" in text else text, world)
+        return strategy_of(_mesh(text) if "=" in text else text, world)
     except ConfigError as error:
         words = ", ".join([AUTO, *sorted(set(AXES.values()))])
         do = error.do if "=" in text else f"give one of {words}, or axes of a mesh such as data={world}"

@@ -53,7 +53,7 @@ def print_tried(console: Console, best: Verdict, tried: Sequence[Candidate], sum
 def _numbers(verdict: Verdict | None) -> tuple[str, str, str]:
     if verdict is None:
         return "-", "-", "-"
-    return _ms(verdict.seconds), number(verdict.memory), _ms(verdict.exposed)
+    return f"{verdict.seconds * 1e3:.4g}", number(verdict.memory), _ms(verdict.exposed)
 
 
 def _why(one: Candidate, best: Verdict) -> str:
@@ -63,7 +63,7 @@ def _why(one: Candidate, best: Verdict) -> str:
     ratio = one.verdict.seconds / best.seconds
     if ratio < 1.0005:
         return "as fast" if ratio > 0.9995 else f"faster ({ratio:.2f}x), and another strategy was asked for"
-    return f"takes {ratio:.3g} times as long"
+    return f"takes {ratio:.3f} times as long"
 
 
 def _ms(seconds: float) -> str:
@@ -74,7 +74,7 @@ def _table(names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in names:
         right = name.endswith("ms") or name in ("count", "bytes", "a rank")
-        table.add_column(name, justify="right" if right else "left", no_wrap=name != "why not")
+        table.add_column(name, justify="right" if right else "left")
     for line in lines:
         table.add_row(*line)
     return table
