@@ -62,7 +62,7 @@ def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> No
     assert first["demo"]["code"] == second["demo"]["code"] == 0, printed
     assert first["demo"]["worst"] < 1e-4 and first["demo"]["steps"] == 4
     for words in ("found by a search", "blocks.*", "all_", "hidden", "exposed", "also tried", "times as long",
-                  "all ranks run mesh(data=2)", "messages a step", "goes on after step 3"):
+                  "all ranks run mesh(data=2)", "messages a step", "goes on after"):
         assert words in printed, printed
     assert second["demo"]["printed"] == ""
 
