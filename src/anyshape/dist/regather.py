@@ -113,6 +113,20 @@ class _Regather:
         return found
 
 
+def messages_text(graph: Graph, before: Graph) -> str:
+    """The collectives of a step's graph in words, and which weights are gathered twice (see `gathered_again`)."""
+    counts: dict[str, list[Size]] = {}
+    for node in graph.nodes:
+        if node.op in COLLECTIVES:
+            values = node.outputs if node.op == "all_gather" else tuple(node.values())
+            counts.setdefault(node.op, []).append(sum((v.tensor.bytes for v in values), start=0))  # type: ignore[arg-type]
+    found = [f"{len(sizes)} {op} of {sum(sizes, start=0)} bytes" for op, sizes in counts.items()]
+    again = gathered_again(graph, before)
+    if again:
+        found.append(f"gathered again in the backward: {len(again)} weights, {sum(again.values(), start=0)} bytes")
+    return "a step sends " + "; ".join(found) if found else "a step sends nothing"
+
+
 def gathered_again(graph: Graph, before: Graph) -> Mapping[str, Size]:
     """Weight that is gathered twice -> its bytes; `before`: the graph that `regathered` was given."""
     known = {v.name for node in before.nodes for v in node.outputs}

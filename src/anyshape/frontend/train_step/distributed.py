@@ -29,7 +29,7 @@ from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Shard, local_count
 from anyshape.dist.ragged import Needs, needs_of
-from anyshape.dist.regather import regathered
+from anyshape.dist.regather import messages_text, regathered
 from anyshape.dist.strategies import Roles, Strategy, given_symbols, partitioned, strategy_of
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
@@ -242,6 +242,7 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         text = show(local)
+        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local, chain[-1].graph)}")
         compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
                                 compilation.names_of(name), compilation.held).forward
     compilation.register(NativeProgram(name, compiled, notes))
