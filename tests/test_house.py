@@ -35,7 +35,7 @@ frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/jax_jit  frontend/strategy  frontend/train_step  frontend/capture
 frontend/warm_start  frontend
-.  tools  tools/demo  tools/serve
+.  tools  tools/demo/show  tools/demo  tools/serve
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other

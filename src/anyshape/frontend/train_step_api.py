@@ -134,7 +134,9 @@ class TrainStep:
             if state.distribution is None:  # the search needs a batch
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
-                state.distribution = distribution_of(found, self._names)
+                state.distribution = distribution_of(found.strategy, self._names)
+                if found.search is not None:
+                    self.compilation.strategy.append(str(found.search))
             arguments, keywords = as_batch((arguments, keywords))
         state.has_ended = False
         try:
