@@ -84,6 +84,8 @@ class Tracing:
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
     warm: takes programs from the disk cache, and puts them there.
+    sharded: FSDP2's hooks are around parts of the module; what is between them is a program each, and that is all there
+        is to compile.
     """
 
     def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
@@ -112,6 +114,7 @@ class Tracing:
         self.broken = False
         self.single: set[Any] = set()
         self.all_sizes = oblivious
+        self.sharded = False
         # of the trace that is going on, of which there is one at a time
         self._piece, self._breaks = "", 0
         self._frame: Any = None
