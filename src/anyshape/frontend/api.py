@@ -108,7 +108,10 @@ class TracingMode:
                 program = part.program(program)
             if warm is not None and part is None:
                 warm.made = program
-            program = counted(program, underway, tracing.piece())
+            piece = tracing.piece()
+            if piece and tracing.sharded and compilation.config.strict:
+                refuse(compilation.config, piece)
+            program = counted(program, underway, piece)
             own.append(program)
             return program
 
@@ -255,7 +258,7 @@ class CompiledCallable:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
         result = way.run(arguments, keywords, call)
-        parts = call.runs > 1 and not way.tracing.sharded
+        parts = call.runs > 1 and not way.tracing.is_whole()
         if call.reason or parts or not (call.runs or way.tracing.empty):
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result

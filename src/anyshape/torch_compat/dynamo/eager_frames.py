@@ -55,7 +55,9 @@ def uncompiled_words(target: Any) -> tuple[str, str]:
     return _suspended_words(target.forward)
 
 
-SHARDED = "parts of the model are sharded (fully_shard): weights are gathered and let go between them"
+SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: what calls them in "
+           "a loop runs as PyTorch, and they are compiled")
+COMPILE_PARTS = "compile the parts before they are sharded: fully_shard(anyshape.compile(block))"
 _SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
 
 
