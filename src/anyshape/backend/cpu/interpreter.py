@@ -21,6 +21,7 @@ from anyshape.backend.cpu.bytecode.format import (
     KERNEL,
     MATMUL,
     MONOTONIC,
+    NO_REGIME,
     OVER,
     PARALLEL_WORK,
     PRODUCT,
@@ -232,8 +233,10 @@ def kernel_share(data: KernelWork, number: int, team: int) -> int:
 
 
 def measure(program: Program, functions: Functions, workspace: Array[i64]) -> int:
-    """Asks every kernel of a new program for its row blocks, work and scratch; returns the words of all steps."""
+    """Asks every kernel of a new program for its row blocks, work and scratch. Returns how many steps PyTorch does;
+    where no version of a kernel fits, -2 minus the number of its step."""
     scratch = 0
+    calls = 0
     step = KernelStep(program + 8 * program.first)
     op = step.op
     while op != END:
@@ -256,10 +259,14 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
             scratch = maximum(scratch, DirectConvStep(step).scratch)
         elif op == ATTENTION:
             scratch = maximum(scratch, AttentionStep(step).scratch)
+        elif op == CALL:
+            calls += 1
+        elif op == NO_REGIME:
+            return -2 - step.length
         step = KernelStep(following(step))
         op = step.op
     program.scratch = (scratch + 63) & -64
-    return 0
+    return calls
 
 
 def emit_host() -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import Products, may_pack_over
-from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, encode
+from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import VerifyError
+from anyshape.base.int64_array import int64_array
 from anyshape.plan.ir.program import KernelStep, Plan, parts_of
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
@@ -67,21 +68,24 @@ class CpuPlanRunner:
     def specialize(self, placement: Placement) -> CpuPayload:
         """See `PlanRunner`."""
         steps = without(placement.encoded, placement.skipped) if placement.skipped else placement.encoded
-        calls = self._check(steps)
         if placement.actions:
-            steps, calls = with_actions(steps, placement.actions, len(self.plan.steps)), True
+            steps = with_actions(steps, placement.actions, len(self.plan.steps))
         first = host.HEAD_WORDS + len(placement.offsets)
-        words = array("q", [placement.kept, 0, first, self.workspace, placement.given, placement.empty,
-                            len(placement.offsets) // 2, *placement.offsets, *steps, host.END])
+        words = int64_array((placement.kept, 0, first, self.workspace, placement.given, placement.empty,
+                             len(placement.offsets) // 2, *placement.offsets, *steps, host.END))
         address = words.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()
-        self.native.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
+        calls = self.native.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
+        if calls < 0:
+            raise VerifyError(f"no version of a kernel of {self.plan.name} fits these sizes",
+                              where=self.plan.steps[-2 - calls].where,
+                              why="each has a condition that does not hold", do="report this plan: a bug of AnyShape")
         below = placement.reused_until >= 0 and self._scratch_ends(words, placement.reused_until)
         block = array("q", bytes(8 * (self.workspace + self.workspace_words)))
         block[host.CALLBACK] = self.native.callback
         block[host.FUNCTIONS] = ctypes.addressof(self.functions)
         block[host.PROGRAM] = address
-        return CpuPayload(words, address, block, words[host.HEAD_SCRATCH], calls, below, len(placement.actions))
+        return CpuPayload(words, address, block, words[host.HEAD_SCRATCH], calls > 0, below, len(placement.actions))
 
     def scratch_of_steps(self, payload: CpuPayload) -> Mapping[int, int]:
         """See `PlanRunner`."""
@@ -141,20 +145,6 @@ class CpuPlanRunner:
     def failure(self, frame: array[int]) -> tuple[int, int]:
         """See `PlanRunner`."""
         return frame[host.STEP], frame[host.STATUS]
-
-    def _check(self, steps: Sequence[int]) -> bool:
-        """Whether some step is done by PyTorch."""
-        at = 0
-        calls = False
-        while at < len(steps):
-            calls = calls or steps[at] == host.CALL
-            if steps[at] == NO_REGIME:
-                step = self.plan.steps[steps[at + 1]]
-                raise VerifyError(f"no version of a kernel of {self.plan.name} fits these sizes", where=step.where,
-                                  why="each has a condition that does not hold",
-                                  do="report this plan: a bug of AnyShape")
-            at += steps[at + 1]
-        return calls
 
     def _scratch_ends(self, words: array[int], until: int) -> bool:
         """Whether no step from `until` on takes scratch: products there pack their rows over themselves if they can."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from anyshape.backend.interface import HostRoutines
+from anyshape.base.int64_array import int64_array
 from anyshape.plan.memory.offset_problem import OffsetProblem
 
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
@@ -49,12 +50,8 @@ def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: 
     count = len(items)
     if count == 0:
         return min(top, wall), []
-    columns = array("q")
-    if isinstance(items, np.ndarray):
-        columns.frombytes(np.ascontiguousarray(items.T, np.int64).tobytes())
-    else:
-        for column in zip(*items, strict=True):
-            columns.extend(column)
+    columns = array("q", np.ascontiguousarray(items.T, np.int64).tobytes()) if isinstance(items, np.ndarray) \
+        else int64_array([number for column in zip(*items, strict=True) for number in column])
     room = array("q", bytes(8 * (1 + 9 * count)))
     starts, near = array("q", [0]), array("q")
     if count > few:

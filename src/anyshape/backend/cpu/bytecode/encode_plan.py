@@ -51,7 +51,6 @@ from anyshape.plan.ir.program import (
 )
 from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
-NO_REGIME = -1
 _kernel, _series = host.KernelStep.encoder(), host.SeriesStep.encoder()
 _PLACES = host.KernelStep.index("places")
 MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
@@ -301,4 +300,4 @@ class PlanEncoder:
         if len(choices) == 1 and not choices[0][0]:
             return choices[0][1]
         chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in choices)
-        return f"*({chain} else ({NO_REGIME}, {number}))"
+        return f"*({chain} else ({host.NO_REGIME}, {number}))"

@@ -74,12 +74,13 @@ class Struct(int):
     `Nested`, or `Annotated[Array[...], Inline(n)]`, in the record itself. On the class, a field is its byte offset."""
 
     fields: Mapping[str, Field] = {}
+    total = 0  # words
     memory: Any
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
         fields = dict(cls.fields)
-        at = sum(field.words for field in fields.values())
+        at = cls.total
         for name in inspect.get_annotations(cls):
             kind, inline = hints[name], None
             if get_origin(kind) is Annotated:
@@ -89,7 +90,7 @@ class Struct(int):
             fields[name] = Field(at, kind, inline)
             setattr(cls, name, fields[name])
             at += fields[name].words
-        cls.fields = fields
+        cls.fields, cls.total = fields, at
 
     @classmethod
     def index(cls, name: str) -> int:
@@ -138,7 +139,7 @@ def tail(array: Array[T], count: int) -> Array[T]:
 
 def words_of(kind: Any) -> int:
     """Words of a record, or of a number."""
-    return 1 if kind is int else sum(field.words for field in kind.fields.values())
+    return 1 if kind is int else int(kind.total)
 
 
 def size_of(kind: type[Struct]) -> int:
