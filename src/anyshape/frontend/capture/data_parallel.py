@@ -2,8 +2,8 @@
 
     compile(DistributedDataParallel(m))(x)  -->  what DistributedDataParallel(compile(m)) does with x
 
-Its reducer takes gradients where autograd adds them up, so it cannot be told from that around the model as it is: hooks,
-`no_sync`, buffers, parameters that are not used. The compiled backward gives all gradients at its end, in one program.
+Its reducer takes gradients where autograd adds them up, so all is as around the model itself: hooks, `no_sync`,
+buffers, parameters that are not used. The compiled backward gives all gradients at its end, in one program.
 (torch.compile cuts the graph where the reducer's buckets end, so that the first ones travel while the rest is computed;
 `anyshape.train_step(strategy="ddp")` sends them out of the one program.)
 """

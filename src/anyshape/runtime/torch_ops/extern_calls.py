@@ -123,7 +123,7 @@ def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
     return gradient
 
 
-FUNCTIONAL = "_c10d_functional."  # collectives of torch.distributed that give new tensors, which `wait_tensor` waits for
+FUNCTIONAL = "_c10d_functional."  # collectives of torch.distributed that give new tensors, there after `wait_tensor`
 WAIT = f"{FUNCTIONAL}wait_tensor.default"
 
 

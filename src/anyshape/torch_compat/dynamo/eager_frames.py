@@ -50,8 +50,8 @@ def uncompiled_words(target: Any) -> tuple[str, str]:
             return ("a part of the module is under DistributedDataParallel, which runs as PyTorch, and all around it",
                     "put DistributedDataParallel around all of it, or compile that part")
         if fully is not None and isinstance(module, fully):
-            return ("FullyShardedDataParallel is not compiled, nor what is in it: it cuts weights out of one flat tensor "
-                    "while the model runs", "use torch.distributed.fsdp.fully_shard, which is compiled")
+            return ("FullyShardedDataParallel is not compiled, nor what is in it: it cuts weights out of one flat "
+                    "tensor while the model runs", "use torch.distributed.fsdp.fully_shard, which is compiled")
     return _suspended_words(target.forward)
 
 
@@ -62,8 +62,8 @@ _SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
 
 
 def has_sharded_parts(target: Any) -> bool:
-    """Whether there are modules in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each of
-    them, run as PyTorch, and what is between hooks is a program. The module's own hooks are outside of its frame."""
+    """Whether there are modules in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each
+    of them, run as PyTorch, and what is between hooks is a program. The module's own are outside of its frame."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     return kind is not None and isinstance(target, torch.nn.Module) and any(
         isinstance(module, kind) for module in target.modules() if module is not target)
