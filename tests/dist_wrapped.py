@@ -23,7 +23,7 @@ WIDTH = 32
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, loops: bool = False) -> None:
+    def __init__(self, width: int = WIDTH, loops: bool = False) -> None:
         super().__init__()
         self.first, self.second, self.head = Block(width), Block(width), nn.Linear(width, 4)
         self.loops = loops

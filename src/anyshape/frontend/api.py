@@ -153,6 +153,9 @@ class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
     __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "shell", "target", "uncompiled")
+    compilation: Compilation
+    deferral: Deferral
+    uncompiled: tuple[str, str]
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target

@@ -55,8 +55,8 @@ def uncompiled_words(target: Any) -> tuple[str, str]:
     return _suspended_words(target.forward)
 
 
-SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: what calls them in "
-           "a loop runs as PyTorch, and they are compiled")
+SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: what calls them "
+           "in a loop runs as PyTorch, and so do parts that are torch's own modules")
 COMPILE_PARTS = "compile the parts before they are sharded: fully_shard(anyshape.compile(block))"
 _SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
 
