@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
+import dist_wrapped
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
@@ -321,7 +322,7 @@ def main() -> None:
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
-           "other_rows": other_rows}
+           "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "demo":

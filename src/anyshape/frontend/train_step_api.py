@@ -42,6 +42,7 @@ from anyshape.frontend.train_step.validation import (
     warn_of_others,
     why_apart,
 )
+from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
@@ -63,7 +64,8 @@ class TrainStep:
                  scaler: torch.amp.GradScaler | None = None, ema: float | None = None,
                  gradient_dtype: torch.dtype | None = None, strategy: Any = None) -> None:
         compiled = getattr(model, "_anyshape", None)
-        inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
+        inner, strategy = unwrapped_model(
+            compiled.target if compiled is not None else getattr(model, "_orig_mod", model), strategy)
         if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             scaler = None
         self.settings = settings = StepSettings(
