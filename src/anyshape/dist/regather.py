@@ -119,8 +119,8 @@ def messages_text(graph: Graph, before: Graph) -> str:
     for node in graph.nodes:
         if node.op in COLLECTIVES:
             values = node.outputs if node.op == "all_gather" else tuple(node.values())
-            bytes_ = sum((v.tensor.bytes for v in values), start=0)  # type: ignore[arg-type]
-            counts.setdefault(node.op, []).append(bytes_)
+            size: Size = sum((v.tensor.bytes for v in values), start=0)  # type: ignore[assignment]
+            counts.setdefault(node.op, []).append(size)
     found = [f"{len(sizes)} {op} of {sum(sizes, start=0)} bytes" for op, sizes in counts.items()]
     again = gathered_again(graph, before)
     if again:

@@ -98,6 +98,7 @@ def join(text: str) -> Ranks:
     except ValueError as error:
         raise ConfigError(f"--strategy {text} needs processes, and there is one", where="the environment",
                           why=f"torchrun has not started it: {error}", do=COMMAND.format(text)) from error
+    dist.barrier()  # all read one checkpoint, which the first rank may just have written
     return Ranks(dist.get_rank(), dist.get_world_size(), begun=begun)
 
 
