@@ -44,6 +44,8 @@ from anyshape.frontend.train_step.validation import (
     why_apart,
 )
 from anyshape.frontend.train_step_fallback import StepApart
+from anyshape.runtime.collectives.agreement import RankError
+from anyshape.runtime.collectives.lost_rank import leave_words, lost
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -91,7 +93,7 @@ class TrainStep:
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
         if strategy is not None:
-            meet(strategy, inner, optimizer)
+            self._peers = meet(strategy, inner, optimizer)
         if strategy is not None and strategy != AUTO:
             self._whole.state.distribution = distribution_of(strategy, self._names)
         self._states = StepStates(self._whole, settings, rule, self.averages)
@@ -113,10 +115,19 @@ class TrainStep:
         Raises:
             InputError: the loss is not one number that depends on a weight.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
+            RankError: ranks run other programs, or one is lost: its process has ended.
         """
         with self._lock:
             try:
                 results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
+            except Exception as error:
+                if self.settings.strategy is None or isinstance(error, RankError):
+                    raise
+                found = lost(error, self._peers)
+                if found is None:
+                    leave_words(error)  # the others hear of it when this process ends
+                    raise
+                raise found from error
             finally:  # an interrupt is raised after a step
                 if self._apart is not None:
                     self.count += self._apart.made

@@ -65,7 +65,8 @@ def contents(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Map
     for key in ("averages", "gathered"):
         found |= {("train_step", key, name): one for name, one in step[key].items()}
     found["train_step", "numbers"] = {key: value for key, value in step.items() if key not in ("averages", "gathered")}
-    return found | {("others", name): value for name, value in others.items()}
+    found |= {("others", name): value for name, value in others.items()}
+    return found
 
 
 def random_state(rank: int) -> dict[Path, Tensor]:
@@ -194,7 +195,7 @@ def states_to_load(stored: Stored, optimizer: torch.optim.Optimizer, names: Mapp
             prefix = f"optimizer.state.{names[id(weight)]}."
             keys = [name for name in stored.below(prefix) if "." not in name.removeprefix(prefix)]
             own = optimizer.state.get(weight, {})
-            kept = {}
+            kept: dict[str, Any] = {}
             for name in keys:
                 key, shape = name.removeprefix(prefix), stored.shapes[name]
                 before = own.get(key)
