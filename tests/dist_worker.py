@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -335,7 +336,7 @@ def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
             step("no batch")
         if rank == 0 and number == 2 and not begun and how != "restarted":
-            return refusal(lambda: take(number))
+            return refusal(partial(take, number))
         take(number)
         step.save(folder)
     return {"count": step.count, "begun": begun}

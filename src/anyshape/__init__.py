@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
-__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "consolidate", "load",
-           "release", "reset_stats", "save", "stats", "strategy", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "consolidate",
+           "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()

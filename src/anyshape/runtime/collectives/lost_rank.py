@@ -1,8 +1,8 @@
 """A rank that is lost in a step: what the others say of it, in place of what gloo or NCCL say of a connection.
 
 Processes that end close their connections, so whoever waits for one of them hears of it at once. Which rank it was, is
-found where it can be: by the words that a failing rank leaves in torch's store, and by the processes of this machine that
-are not there any more.
+found where it can be: by the words that a failing rank leaves in torch's store, and by the processes of this machine
+that are not there any more.
 """
 from __future__ import annotations
 
