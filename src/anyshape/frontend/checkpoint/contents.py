@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.checkpoint.local_part import LocalPart, segments
@@ -71,7 +71,7 @@ def contents(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: Map
 
 def random_state(rank: int) -> dict[Path, Tensor]:
     """Of this rank's generators."""
-    found = {("random", str(rank)): torch.get_rng_state()}
+    found: dict[Path, Tensor] = {("random", str(rank)): torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found["random", f"{rank}.cuda"] = torch.cuda.get_rng_state()
     return found
@@ -126,6 +126,11 @@ class NamedSavePlanner(DefaultSavePlanner):
         """As torch's, and of its own state the levels, too."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.flatten_state_dict, self.mappings = True, self.paths  # type: ignore[assignment]
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """A tensor, a rectangle of one, or plain data; torch's own finds rectangles in tensors alone."""
+        found = self.state_dict[index.fqn]
+        return found.__get_tensor_shard__(index) if isinstance(found, LocalPart) else super().lookup_object(index)
 
 
 @dataclass(frozen=True, slots=True)
