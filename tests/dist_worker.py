@@ -1,13 +1,20 @@
 """One rank of the tests of processes: `torchrun --nproc_per_node=2 dist_worker.py MODE`. It prints one line of JSON."""
 from __future__ import annotations
 
+import argparse
+import contextlib
+import email
+import io
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
+import dist_wrapped
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
@@ -247,6 +255,39 @@ def messages() -> dict[str, Any]:
     return {"ring": ring_attention(), "experts": experts()}
 
 
+def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
+    """The demo with a small model: what it printed, and its losses beside those of one process."""
+    from anyshape.tools import demo
+    from anyshape.tools.demo import backends, checkpoint, command, data, training
+    from anyshape.tools.demo.model import DemoConfig
+
+    config = DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
+    recipe = training.Recipe(seed=3, tokens=320, longest=160, model=config)
+    command.Recipe = lambda *_: recipe
+    documents = Path(email.__file__).parent
+    options = argparse.ArgumentParser()
+    demo.add_arguments(options)
+    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = demo.main(options.parse_args(["--strategy", strategy, "--steps", str(steps), "--save-every", "2",
+                                             "--documents", str(documents), "--out", folder[0]]))
+        resumed = demo.main(options.parse_args(["--strategy", strategy, "--steps", str(steps + 1), "--resume",
+                                                folder[0], "--documents", str(documents)])) if code == 0 else 1
+    found: dict[str, Any] = {"code": code or resumed, "printed": printed.getvalue()}
+    if dist.get_rank() == 0 and found["code"] == 0:
+        losses = checkpoint.load(Path(folder[0])).values["history"]["loss"]
+        alone = training.start(recipe, data.read_documents(documents))
+        plain = backends.make("eager", alone.model, alone.optimizer)
+        for _ in losses:
+            training.train_step(alone, plain)
+        found["worst"] = max(abs(a - b) / b for a, b in zip(losses, alone.history.loss, strict=True))
+        found["steps"] = len(losses)
+        shutil.rmtree(folder[0])
+    return found
+
+
 def refusal(of: Callable[[], object]) -> dict[str, Any]:
     begun = time.monotonic()
     try:
@@ -352,13 +393,17 @@ def main() -> None:
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
-           "other_rows": other_rows}
+           "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "saved":
         found = saved(*options)
     elif mode == "loses":
         found = loses(*options)
+    elif mode == "demo":
+        found = demo(*options)
+    elif mode == "fsdp-and-demo":  # processes are dear
+        found = {**trains("fsdp", clip_norm=1.0), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

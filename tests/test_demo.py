@@ -19,21 +19,23 @@ pytest.importorskip("safetensors", reason="the demo writes safetensors: install 
 pytest.importorskip("matplotlib", reason="the demo draws a picture: install anyshape[demo]")
 
 import anyshape
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.dist.mesh import mesh_of
+from anyshape.dist.strategies import strategy_of
 from anyshape.tools import demo
 from anyshape.tools.demo import (
     backends,
-    chart,
     checkpoint,
     compare,
     data,
-    display,
     limit,
     measure,
+    ranks,
     report,
     training,
 )
 from anyshape.tools.demo.model import IGNORED, DemoConfig, DemoLlama
+from anyshape.tools.demo.show import chart, display
 
 TINY = training.Recipe(
     seed=3, tokens=320, longest=160, model=DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
@@ -125,6 +127,43 @@ def test_padding_is_masked_and_does_not_reach_the_loss() -> None:
     alone = [data.collate([document]) for document in (short, long)]
     weighted = sum(model(one.tokens, one.targets) * one.real for one in alone) / batch.real
     torch.testing.assert_close(model(batch.tokens, batch.targets), weighted)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+def test_documents_that_ranks_share_are_those_of_the_batch(documents: list[str], rows: int) -> None:
+    encoded = data.encode(documents, data.train_vocabulary(documents, 320)).training[:rows]
+    batch = data.collate(sorted(encoded, key=len))
+    own = [ranks.Ranks(rank, 3, rank, 3).deal(batch) for rank in range(3)]
+    assert all(min(one.tokens.shape) >= ranks.LEAST for one in own)
+    assert sum(int((one.targets != IGNORED).sum()) for one in own) == batch.real
+    torch.manual_seed(0)
+    model = DemoLlama(TINY.model)
+    sums = sum(torch.nn.functional.cross_entropy(model(one.tokens).flatten(0, 1), one.targets.flatten(),
+                                                 reduction="sum") for one in own)
+    torch.testing.assert_close(sums / batch.real, model(batch.tokens, batch.targets))
+    shared = replace(ranks.Ranks(1, 3), part=0, parts=1).deal(batch)
+    assert shared.tokens.shape[1] == batch.tokens.shape[1] and shared.tokens.shape[0] == max(rows, 2)
+
+
+def test_which_part_of_a_batch_a_rank_gives() -> None:
+    both = strategy_of(mesh_of(data=2, tensor=2), 4)
+    assert [both.part_of_batch(rank) for rank in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [strategy_of(word, 2).part_of_batch(1) for word in ("fsdp", "ring", "pp")] == [(1, 2), (0, 1), (0, 1)]
+
+
+def test_a_strategy_of_the_demo_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(options("--strategy", "auto", "--out", str(tmp_path / "out"))) == 1
+    printed = capsys.readouterr().err
+    assert all(part in printed for part in ("there is one", "where:", "why:", "torchrun --nproc_per_node=2"))
+    assert not (tmp_path / "out").exists()
+    for text, words in (("other", "give one of auto, ddp"), ("data=3", "start 3 processes"), ("rows=2", "call axes"),
+                        ("data=x", "write, for example")):
+        with pytest.raises(ConfigError) as caught:
+            ranks.named_strategy(text, 2)
+        assert caught.value.where == f"--strategy {text}, 2 processes" and caught.value.why
+        assert words in caught.value.do
+    assert ranks.named_strategy("auto", 2) is None
+    assert str(ranks.named_strategy("data=1,fsdp=2", 2)).startswith("mesh(data=1, fsdp=2)")
 
 
 def test_the_model_is_causal() -> None:

@@ -55,9 +55,27 @@ def test_data_parallel_sends_few_messages() -> None:
         assert one["collectives"] * 10 <= one["tensors"] and one["sharded"] == 0
 
 
-def test_fsdp_keeps_parts_of_weights() -> None:
-    for one in check(2, "fsdp", clip_norm=1.0):
+def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> None:
+    pytest.importorskip("tokenizers", reason="the demo trains a vocabulary: install anyshape[demo]")
+    first, second = ranks(2, "fsdp-and-demo")
+    for one in (first, second):
+        assert one["worst"] < 1e-12 and one["programs"] == 1
         assert one["sharded"] == one["tensors"]  # what a rank has whole of them reads as NaN
+    printed = first["demo"]["printed"]
+    assert first["demo"]["code"] == second["demo"]["code"] == 0, printed
+    assert first["demo"]["worst"] < 1e-4 and first["demo"]["steps"] == 4
+    for words in ("found by a search", "blocks.*", "all_", "hidden", "exposed", "also tried", "times as long",
+                  "all ranks run mesh(data=2)", "messages a step", "goes on after"):
+        assert words in printed, printed
+    assert second["demo"]["printed"] == ""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "ulysses", "ring", "pp", "data=1,fsdp=2"])
+def test_the_demo_trains_by_every_strategy(mode: str) -> None:
+    first, second = ranks(2, "demo", mode)
+    assert first["code"] == second["code"] == 0 and second["printed"] == "", first["printed"]
+    assert first["worst"] < 1e-3
 
 
 @pytest.mark.full

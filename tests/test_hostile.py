@@ -74,30 +74,54 @@ def test_calls_are_compiled_while_another_thread_captures(monkeypatch: pytest.Mo
             torch.testing.assert_close(ours.weight, theirs.weight)
 
 
-def test_what_works_with_other_processes_says_that_it_is_not_compiled(one_process: None) -> None:
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+class Halves(nn.Module):
+    def __init__(self, loops: bool = False) -> None:
+        super().__init__()
+        self.halves = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.loops = loops
 
-    def sharded() -> nn.Module:
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        return torch.distributed.fsdp.fully_shard(net(), mesh=mesh)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.loops:
+            for half in self.halves:
+                x = half(x).sin()
+            return x
+        return self.halves[1](self.halves[0](x).sin()).cos()
 
-    for model in (DistributedDataParallel(net()), sharded()):
-        for settings in ({"strict": True}, {"memory_limit": "1GB"}):
-            with pytest.raises(AnyShapeError, match="not compiled yet"):
-                anyshape.compile(model, **settings)(torch.randn(3, 8))
-        fast = anyshape.compile(model)
+
+def test_what_works_with_other_processes_is_compiled_or_says_why_not(one_process: None) -> None:
+    def sharded(loops: bool) -> nn.Module:
+        model, mesh = Halves(loops), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        for part in (*model.halves, model):
+            torch.distributed.fsdp.fully_shard(part, mesh=mesh)
+        return model
+
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    wrapped = DistributedDataParallel(net)
+    outside = anyshape.compile(wrapped, strict=True)
+    assert list(outside.state_dict()) == list(wrapped.state_dict()) and type(wrapped.module) is nn.Sequential
+    for model, compiled in ((wrapped, outside), (wrapped, DistributedDataParallel(anyshape.compile(net, strict=True))),
+                            *((one, anyshape.compile(one, strict=True)) for one in (sharded(False),))):
         anyshape.reset_stats()
-        with pytest.warns(UserWarning, match="not compiled yet"):
-            fast(torch.randn(3, 8)).sum().backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            fast(torch.randn(5, 8))
-        assert anyshape.stats()["eager_calls"] == 2 and "not compiled yet" in str(fast.explain())
-    inside = DistributedDataParallel(anyshape.compile(net(), strict=True))
-    anyshape.reset_stats()
-    inside(torch.randn(3, 8)).sum().backward()
-    assert anyshape.stats()["eager_calls"] == 0 and all(one.grad is not None for one in inside.parameters())
+        for rows in (3, 1, 0):
+            x, both = torch.randn(rows, 8), []
+            for one in (model, compiled):
+                one.zero_grad()
+                y = one(x)
+                y.square().sum().backward()
+                both.append([y.detach(), *(weight.grad.clone() for weight in one.parameters())])
+            torch.testing.assert_close(*both)
+        assert anyshape.stats()["eager_calls"] == 0 and anyshape.stats()["runs"]
+    model = sharded(True)
+    with pytest.raises(AnyShapeError, match="in a loop runs as PyTorch") as refused:
+        anyshape.compile(model, strict=True)(torch.randn(3, 8))
+    assert "fully_shard(anyshape.compile(block))" in str(refused.value)
+    fast = anyshape.compile(model)
+    with pytest.warns(UserWarning, match="in a loop runs as PyTorch"):
+        fast(torch.randn(3, 8)).sum().backward()
+    assert anyshape.stats()["eager_calls"] == 1 and "fully_shard" in str(fast.explain())
+    part = nn.Sequential(wrapped)
+    with pytest.raises(AnyShapeError, match="put DistributedDataParallel around all of it"):
+        anyshape.compile(part, strict=True)(torch.randn(3, 8))
 
 
 def test_machine_code_that_somebody_else_may_have_written_is_not_run(tmp_path):

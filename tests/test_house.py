@@ -27,16 +27,15 @@ backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
 backend/cpu/routines/recurrence  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
-runtime/driver  runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives
-runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
+runtime/driver  runtime/memory  runtime/context  runtime/numpy_ops  runtime/torch_ops/onnx  runtime/torch_ops
+runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
 compiler  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
-frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/checkpoint  frontend/capture
-frontend/warm_start
-frontend
-.  tools  tools/demo  tools/serve
+frontend/importer_stablehlo  frontend/jax_jit  frontend/strategy  frontend/train_step  frontend/checkpoint
+frontend/capture  frontend/warm_start  frontend
+.  tools  tools/demo/show  tools/demo  tools/serve
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other

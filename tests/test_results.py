@@ -28,7 +28,7 @@ def of(experiment: Experiment[Any]) -> Callable[[Path], str]:
 
 # the pages that may be there, each with what renders its folder of results
 PAGES: dict[str, Callable[[Path], str]] = {
-    "benchmarks": of(Speed()), "benchmarks-zen4": of(Speed()),
+    "benchmarks": of(Speed()), "benchmarks-zen4": of(Speed()), "benchmarks-intel": of(Speed()),
     "benchmarks-bfloat16": of(Speed()), "benchmarks-padded": of(Speed()),
     "benchmarks-memory": of(MemoryBudget()), "benchmarks-plan": of(Planning()), "benchmarks-step": of(TrainSteps()),
     "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),

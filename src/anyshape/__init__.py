@@ -7,6 +7,7 @@ from anyshape.base.optional_packages import needed_by
 from anyshape.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from anyshape import jax as jax
     from anyshape.artifact.load import LoadedModel
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
@@ -302,11 +303,14 @@ def release() -> int:
 
 
 def __getattr__(name: str) -> Any:
-    """The public classes, imported when first asked for, so that importing the package costs nothing."""
+    """The public classes and `anyshape.jax`, imported when first asked for: importing the package costs nothing."""
     if name == "Config":
         from anyshape.base.config import Config
         return Config
     if name == "AnyShapeError":
         from anyshape.base.errors import AnyShapeError
         return AnyShapeError
+    if name == "jax":
+        from importlib import import_module
+        return import_module("anyshape.jax")
     raise AttributeError(f"module 'anyshape' has no attribute {name!r}")

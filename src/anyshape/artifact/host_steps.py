@@ -1,11 +1,10 @@
-"""Fall backs of a program without PyTorch: the steps that its native code leaves to the host at some sizes (odd
-strides, dtypes without a routine), done by numpy: products, copies, attention.
-
-What is done here is right at all sizes, and slow: `anyshape check` names the steps that may come here.
+"""Steps of a program without PyTorch that are done by numpy: operators without a native routine, from a fixed list
+(runtime/numpy_ops/), and what native code leaves to the host at some sizes (odd strides, dtypes without a routine):
+products, copies, attention. `anyshape check` names the operators.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,24 +12,31 @@ import numpy as np
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ops.attention import roles
-from anyshape.plan.ir.program import CopyStep, LibraryStep, MemoryStep, Window
+from anyshape.ops.matmul import GROUPED
+from anyshape.ops.routing import ROUTING
+from anyshape.plan.ir.program import CopyStep, ExternStep, LibraryStep, MemoryStep, Window
 from anyshape.runtime.call.program import Program
+from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.runtime.memory.pools import Block
+from anyshape.runtime.numpy_ops import call
+from anyshape.runtime.numpy_ops.convolution import direct
+from anyshape.runtime.numpy_ops.groups import grouped, grouped_conv, routing
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.sym.expr import Expr, evaluate
 
 Array = np.ndarray[Any, Any]
-OPS = ("matmul", "matmul_add", "attention")
 
 
 class HostSteps:
     """One running call: arrays for the steps that numpy does, and the results."""
 
     def __init__(self, program: Program, record: Specialization, inputs: list[Any], outputs: list[Any], kept: Block,
-                 temporary: Block) -> None:
+                 temporary: Block, frame: Any) -> None:
         self.program, self.record = program, record
         self.inputs, self.outputs = inputs, outputs
         self.kept, self.temporary = kept, temporary
+        self.frame = frame
+        self.made: dict[str, Array] = {}  # results of operators, in memory of their own
         self.error: BaseException | None = None
         self.buffers = {b.name: b for b in program.plan.buffers}
         self.output_of = {b.name: i for i, b in enumerate(program.specializer.outputs)}
@@ -48,7 +54,8 @@ class HostSteps:
                 return _array(self.kept.window(dtype, byte, sizes, strides))
             memory = _bytes(self.outputs[self.record.reused_output])
             return _array(driver.part(driver.flat(memory, dtype), byte // dtype.itemsize, sizes, strides))
-        base = self.outputs[self.output_of[buffer.name]] if buffer.name in self.output_of else self.inputs[buffer.index]
+        base = self.made[buffer.name] if buffer.is_external else self.outputs[self.output_of[buffer.name]] \
+            if buffer.name in self.output_of else self.inputs[buffer.index]
         item = base.itemsize
         return np.lib.stride_tricks.as_strided(
             base if offset == 0 else _from(base, offset), sizes, tuple([step * item for step in strides]))
@@ -64,15 +71,46 @@ class HostSteps:
             values = wide(self.array(step.source, views[0]), step.source.type.dtype)
             put(self.array(step.target, views[1]), step.target.type.dtype, values)
             return
-        if not isinstance(step, LibraryStep) or step.op not in OPS:
+        if isinstance(step, ExternStep):
+            self._extern(number, step, views)
+            return
+        if not isinstance(step, LibraryStep) or step.op not in STEPS:
             raise VerifyError(f"step {number} of {self.program.name} is not done without PyTorch",
                               where=getattr(step, "where", ""), why="its operands are laid out oddly at these sizes",
                               do="run it with PyTorch, and report it")
         operands = [wide(self.array(w, v), w.type.dtype) for w, v in zip(step.inputs, views, strict=False)]
-        attrs = dict(step.attrs)
-        results = attention(attrs, operands) if step.op == "attention" else (product(attrs, operands),)
+        results = STEPS[step.op](step.op, dict(step.attrs), operands, views[-len(step.outputs)][0])
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
             put(self.array(window, view), window.type.dtype, result)
+
+    def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:
+        """Does an operator; its results get memory of their own, and what nobody reads any more is let go."""
+        for name in [name for name in self.made if self.buffers[name].last < number]:
+            del self.made[name]
+        operands = [wide(self.array(entry, view), entry.type.dtype) if isinstance(entry, Window) else view
+                    for entry, view in zip(step.inputs, views, strict=False)]
+        found = call(step.target, step.template, operands, step.where)
+        if len(found) != len(step.outputs):
+            raise _other(step, f"{len(found)} results", f"{len(step.outputs)}")
+        for window, view, result in zip(step.outputs, views[len(step.inputs):], found, strict=True):
+            if window is not None:
+                self._receive(step, window, view, result, operands)
+
+    def _receive(self, step: ExternStep, window: Window, view: View, result: Array, operands: Sequence[Any]) -> None:
+        sizes, strides, _ = view
+        dtype = self.program.driver.dtypes[window.type.dtype]
+        if result.shape != sizes:
+            raise _other(step, str(result.shape), str(sizes))
+        if not self.buffers[window.buffer].is_external:
+            put(self.array(window, view), window.type.dtype, result)
+            return
+        own = result.base is None and result.flags.writeable and not any(result is one for one in operands)
+        if not (own and result.dtype == dtype and window.type.dtype != "bf16" and strides_of(result) == strides):
+            fresh = empty_strided(sizes, strides, dtype)
+            put(fresh, window.type.dtype, result)
+            result = fresh
+        self.made[window.buffer] = result
+        self.program.runner.bind(self.frame, self.program.layout.slots[window.buffer], address_of(result))
 
     def results(self) -> list[Any]:
         """The outputs of the call."""
@@ -85,6 +123,12 @@ class HostSteps:
             # what lies in the arena, or is another result, is the caller's own
             found.append(array.copy() if entry.buffer in self.record.offsets else array)
         return found
+
+
+def _other(step: ExternStep, found: str, wanted: str) -> VerifyError:
+    return VerifyError(f"{step.target} returned something else than was declared", where=step.where,
+                       why=f"it returned {found}; declared: {wanted}",
+                       do="save the program again; if it stays, report it")
 
 
 def _array(found: Any) -> Array:
@@ -148,3 +192,14 @@ def attention(attrs: dict[str, Any], operands: Sequence[Array]) -> tuple[Array, 
         sums = np.where(nothing, 0, np.log(total) + most)[..., 0]
         weights = np.where(nothing, 0, weights / total)
     return (weights @ v).swapaxes(1, 2), sums
+
+
+# a library step by its op, attributes, operands, and the shape of its first result
+STEPS: dict[str, Callable[[str, dict[str, Any], list[Array], tuple[int, ...]], tuple[Array, ...]]] = {
+    **dict.fromkeys(("matmul", "matmul_add"), lambda op, attrs, operands, shape: (product(attrs, operands),)),
+    "attention": lambda op, attrs, operands, shape: attention(attrs, operands),
+    "direct_conv": lambda op, attrs, operands, shape: (direct(attrs, operands),),
+    "grouped_conv": lambda op, attrs, operands, shape: (grouped_conv(attrs, operands, shape),),
+    **dict.fromkeys(GROUPED, lambda op, attrs, operands, shape: (grouped(op, attrs, operands),)),
+    **dict.fromkeys(ROUTING, lambda op, attrs, operands, shape: routing(op, attrs, operands[0], shape[0])),
+}

@@ -33,12 +33,14 @@ from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ArtifactError, InputError
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.liveness import peak_bytes
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
 from anyshape.plan.verify import verify
 from anyshape.runtime.call.program import Program
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.specialize.shape_binding import renamed
+from anyshape.sym.expr import evaluate
 
 _compiling = threading.Lock()
 
@@ -211,7 +213,9 @@ class LoadedModel:
         results = sum((1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))) * dtype.itemsize
                       for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
                       if 0 not in sizes)
-        return results + record.arena + record.scratch * program.driver.threads()
+        made = [(evaluate(b.bytes, record.values), b.first, b.last) for b in self.plan.buffers if b.is_external]
+        return results + record.arena + record.scratch * program.driver.threads() + peak_bytes(
+            made, len(self.plan.steps))
 
     def _open(self) -> Program:
         if self.program is None:

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 from anyshape.base.errors import Unsupported
+from anyshape.ops.matmul import GROUPED
+from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Plan
+from anyshape.runtime.numpy_ops import reason_against
 
 FORMAT, VERSION = "anyshape", 1
 WITH_VECTORS = 2  # the version of files with test vectors, which readers of version 1 do not know
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
-NATIVE = ("matmul", "matmul_add", "attention", "recurrence")
+NATIVE = ("matmul", "matmul_add", "attention", "recurrence", "direct_conv", "grouped_conv", *GROUPED, *ROUTING)
 
 
 def check(plan: Plan, name: str) -> None:
@@ -18,12 +21,14 @@ def check(plan: Plan, name: str) -> None:
     found = []
     for step in plan.steps:
         if isinstance(step, ExternStep):
-            found.append((step.target, step.where))
+            reason = reason_against(step.target, step.template, len(step.inputs), step.effect)
+            if reason:
+                found.append((reason, step.where))
         elif isinstance(step, LibraryStep) and (step.op not in NATIVE):
-            found.append((f"{step.op} of {step.dtype}", step.where))
+            found.append((f"there is no native routine for {step.op} of {step.dtype}", step.where))
     if found:
-        names = ", ".join(dict.fromkeys(target for target, _ in found))
+        reasons = dict.fromkeys(reason for reason, _ in found)
         raise Unsupported(f"{name} cannot be deployed: {len(found)} steps of it are done by PyTorch",
                           where="; ".join(dict.fromkeys(where for _, where in found if where))[:400],
-                          why=f"there is no native routine for {names}",
+                          why="; ".join(reasons),
                           do="deploy that part with PyTorch, or write it by other operators")

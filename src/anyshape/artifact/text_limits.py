@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import anyshape.ops  # noqa: F401  fills the table of ops
 from anyshape.artifact.container import refused
 from anyshape.base.errors import AnyShapeError
-from anyshape.ir.graph import Graph
+from anyshape.ir.graph import Graph, effect_of
 from anyshape.ir.parse import parse as read_graph
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
@@ -19,6 +19,7 @@ from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.parse import parse as read_plan
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.verify import verify as verify_plan
+from anyshape.runtime.numpy_ops import reason_against
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
@@ -43,8 +44,10 @@ def parse_graph(text: str, needed: Sequence[str], where: str) -> tuple[Graph, tu
         raise refused(where, _words(error)) from None
     graph = _with_known_facts(graph)
     for node in graph.nodes:
-        if node.op == "extern":
-            raise refused(where, f"it calls {str(node.attr('target'))[:80]}, an operator of PyTorch",
+        reason = reason_against(str(node.attr("target")), node.attr("template"), len(node.inputs),
+                                effect_of(node)) if node.op == "extern" else ""
+        if reason:
+            raise refused(where, f"it calls an operator of PyTorch: {reason[:200]}",
                           "save a program without such operators")
     for value in (*graph.inputs, *(one for node in graph.nodes for one in node.outputs)):
         if isinstance(value.type, TensorType):

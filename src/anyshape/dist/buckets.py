@@ -14,6 +14,7 @@ there is one for some fifteen tensors: of a llama of 4 layers, with 39 parameter
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
@@ -21,7 +22,9 @@ from anyshape.ir.op import row
 from anyshape.sym.expr import Size
 
 BUCKET_BYTES = 100 << 20  # the most of one message, which is memory while it is under way
-GATHER_BYTES = 25 << 20  # the same of weights that are gathered, which are held from then on
+# the same of weights that are gathered: they are held from then on, and nothing hides the first ones. On the loopback
+# (dist/mesh.py) a message of so many bytes takes 40 times as long as it takes to begin
+GATHER_BYTES = 8 << 20
 TENSORS = 15  # that a bucket is for
 JOINED = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -34,9 +37,12 @@ class _Bucket:
 
 
 class _Walk:
-    def __init__(self, graph: Graph, limit: int) -> None:
+    """fixed: first results of messages that stay as they are."""
+
+    def __init__(self, graph: Graph, limit: int, fixed: Container[str]) -> None:
         self.facts = graph.facts
         self.limit = limit
+        self.fixed = fixed
         self.queue = deque(graph.nodes)
         self.nodes: list[Node] = []
         self.open: dict[tuple[Attr, ...], _Bucket] = {}
@@ -46,7 +52,7 @@ class _Walk:
         self.left: Counter[tuple[Attr, ...]] = Counter()  # bytes, at the hints, that were not sent
         self.buckets: Counter[tuple[Attr, ...]] = Counter()  # that they are for
         for node in graph.nodes:
-            if node.op in JOINED:
+            if self.is_joined(node):
                 self.left[_key(node)] += self.facts.hint(_bytes(node))
                 self.buckets[_key(node)] += len(node.inputs)
         for key, tensors in self.buckets.items():
@@ -60,13 +66,16 @@ class _Walk:
                 self.send()
         return tuple(self.nodes)
 
+    def is_joined(self, node: Node) -> bool:
+        return node.op in JOINED and node.outputs[0].name not in self.fixed
+
     def take(self, node: Node) -> None:
         if any(v.name in self.blocked for v in node.values()) or (self.effect_waits and has_effect(node)):
             self.waiting.append(node)
             self.blocked.update(v.name for v in node.outputs)
             self.effect_waits = self.effect_waits or has_effect(node)
             return
-        if node.op not in JOINED:
+        if not self.is_joined(node):
             self.nodes.append(node)
             return
         key = _key(node)
@@ -116,9 +125,9 @@ def _merged(bucket: _Bucket) -> Node:
                 f"{len(nodes)} messages in one")
 
 
-def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
+def _with_gathers_joined(graph: Graph, limit: int) -> tuple[Graph, frozenset[str]]:
     """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read
-    are views of inputs, which go before."""
+    are views of inputs, which go before. The graph, and the first result of each message."""
     early = {v.name for v in graph.inputs}
     views: dict[str, Node] = {}
     for node in graph.nodes:
@@ -138,6 +147,7 @@ def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
             found.bytes = found.bytes + node.output.tensor.bytes
             group_of[place] = found
     nodes: list[Node] = []
+    joined: set[str] = set()
     done: set[int] = set()
 
     def chain(value: Value) -> None:
@@ -155,13 +165,14 @@ def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
                 for value in one.values():
                     chain(value)
             nodes.append(_merged(bucket))
+            joined.add(nodes[-1].outputs[0].name)
         elif bucket is None and id(node) not in done:
             done.add(id(node))
             nodes.append(node)
-    return graph.replace(nodes=tuple(nodes))
+    return graph.replace(nodes=tuple(nodes)), frozenset(joined)
 
 
 def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     """The graph with collectives in buckets of at most about `limit` bytes."""
-    graph = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
-    return graph.replace(nodes=_Walk(graph, limit).run())
+    graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
+    return graph.replace(nodes=_Walk(graph, limit, joined).run())

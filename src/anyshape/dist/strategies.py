@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import Axis, Mesh
@@ -52,12 +52,13 @@ class Roles:
     """What the inputs of a step's graph are, by name.
 
     weights: input -> the name of its parameter. states: input -> that of its weight (the input).
-    data: what the batch consists of.
+    data: what the batch consists of. same: of sizes of the batch, symbol -> the symbol of the size that it is equal to.
     """
 
     weights: Mapping[str, str]
     states: Mapping[str, str]
     data: tuple[str, ...]
+    same: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,15 @@ class Strategy:
     def pipe(self) -> Axis | None:
         """The axis of a pipeline; None where there is none."""
         return next((axis for axis, kind in zip(self.mesh.axes, self.kinds, strict=True) if kind == "pp"), None)
+
+    def part_of_batch(self, rank: int) -> tuple[int, int]:
+        """(which part of a batch a rank gives to its step, of how many parts): ranks along axes that deal out something
+        else give the same."""
+        here, place, count = self.mesh.coordinates(rank), 0, 1
+        for axis, kind in zip(self.mesh.axes, self.kinds, strict=True):
+            if kind not in SHARED and kind != "pp":
+                place, count = place * axis.size + here[axis.name], count * axis.size
+        return place, count
 
 
 def strategy_of(given: object, world: int) -> Strategy:

@@ -27,6 +27,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend.capture import export
 from anyshape.frontend.capture.background_compile import Beside
+from anyshape.frontend.capture.data_parallel import calling
 from anyshape.frontend.capture.dynamo_backend import NOT_WITH_THIS, WITH, compile_fx
 from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, has_nested
 from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested
@@ -107,7 +108,10 @@ class TracingMode:
                 program = part.program(program)
             if warm is not None and part is None:
                 warm.made = program
-            program = counted(program, underway, tracing.piece())
+            piece = tracing.piece()
+            if piece and tracing.sharded and compilation.config.strict:
+                refuse(compilation.config, piece)
+            program = counted(program, underway, piece)
             own.append(program)
             return program
 
@@ -119,10 +123,12 @@ class TracingMode:
             weakref.finalize(self, internals.forget, callback, tracing.codes, backend).atexit = False
             return callback
 
-        fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
+        sharded = eager_frames.has_sharded_parts(target)
+        fullgraph = compilation.config.fullgraph or (compilation.config.strict and not sharded) or oblivious
         self.copied = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
         self.call = self.copied.call
         self.tracing = tracing
+        tracing.sharded = sharded
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
@@ -146,10 +152,20 @@ class TracingMode:
 class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target", "uncompiled")
+    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "shell", "target", "uncompiled")
+    compilation: Compilation
+    deferral: Deferral
+    uncompiled: tuple[str, str]
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
+        self.shell: torch.nn.Module | None = None  # what runs around the module that is compiled
+        if isinstance(target, torch.nn.parallel.DistributedDataParallel):
+            module = target.module if hasattr(target.module, "_anyshape") else compiled_module(target.module, config)
+            inner: CompiledCallable = module._anyshape
+            self.compilation, self.deferral, self.uncompiled = inner.compilation, inner.deferral, ("", "")
+            self.shell = calling(target, module)
+            return
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
         # why no call is compiled, and what to do
@@ -159,6 +175,8 @@ class CompiledCallable:
             return
         self.oblivious = TracingMode(target, self.compilation, True, self.deferral)
         self.ordinary = TracingMode(target, self.compilation, False, self.deferral)
+        if self.ordinary.tracing.sharded:
+            self.oblivious.tracing.failure, self.oblivious.tracing.broken = eager_frames.SHARDED, True
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the target for these arguments.
@@ -168,6 +186,8 @@ class CompiledCallable:
         """
         if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
             return self.target(*arguments, **keywords)  # part of another program
+        if self.shell is not None:
+            return self.shell(*arguments, **keywords)
         if self.uncompiled[0]:
             return self._as_pytorch(*self.uncompiled, arguments, keywords)
         if internals.watched():
@@ -241,7 +261,8 @@ class CompiledCallable:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
         result = way.run(arguments, keywords, call)
-        if call.reason or call.runs > 1 or not (call.runs or way.tracing.empty):
+        parts = call.runs > 1 and not way.tracing.is_whole()
+        if call.reason or parts or not (call.runs or way.tracing.empty):
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result
 

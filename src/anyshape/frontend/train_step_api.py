@@ -43,6 +43,7 @@ from anyshape.frontend.train_step.validation import (
     warn_of_others,
     why_apart,
 )
+from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
 from anyshape.runtime.collectives.agreement import RankError
 from anyshape.runtime.collectives.lost_rank import leave_words, lost
@@ -67,7 +68,8 @@ class TrainStep:
                  scaler: torch.amp.GradScaler | None = None, ema: float | None = None,
                  gradient_dtype: torch.dtype | None = None, strategy: Any = None) -> None:
         compiled = getattr(model, "_anyshape", None)
-        inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
+        inner, strategy = unwrapped_model(
+            compiled.target if compiled is not None else getattr(model, "_orig_mod", model), strategy)
         if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             scaler = None
         self.settings = settings = StepSettings(
@@ -150,7 +152,9 @@ class TrainStep:
             if state.distribution is None:  # the search needs a batch
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
-                state.distribution = distribution_of(found, self._names)
+                state.distribution = distribution_of(found.strategy, self._names)
+                if found.search is not None:
+                    self.compilation.strategy.append(str(found.search))
             arguments, keywords = as_batch((arguments, keywords))
         state.has_ended = False
         try:

@@ -7,24 +7,33 @@ the inputs and the equations. Source lines are left out, and so are likely sizes
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.show import show, symbols_in_order
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Expr, substitute, symbol
+from anyshape.sym.expr import Expr, Size, substitute, symbol
 from anyshape.sym.facts import Facts
 
 
 def nameless(graph: Graph) -> str:
     """The text of `graph` with numbers in the place of names."""
-    return show(_Renaming(graph).graph())
+    numbers = {name: symbol(f"n{place}") for place, name in enumerate(symbols_in_order(graph))}
+    return show(_Renaming(graph, numbers, False).graph())
+
+
+def with_symbols(graph: Graph, symbols: Mapping[str, Size]) -> Graph:
+    """`graph` with sizes in the place of symbols. Its values keep their names, and inputs that are sizes stay: on those
+    of symbols that went, nothing depends any more."""
+    return _Renaming(graph, symbols, True).graph()
 
 
 class _Renaming:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, symbols: Mapping[str, Size], keeps_names: bool) -> None:
         self.given = graph
-        self.symbols = {name: symbol(f"n{place}") for place, name in enumerate(symbols_in_order(graph))}
+        self.symbols = symbols
+        self.keeps_names = keeps_names
         self.values: dict[Value, Value] = {}
 
     def graph(self) -> Graph:
@@ -33,12 +42,13 @@ class _Renaming:
         nodes = tuple(self.node(node) for node in given.nodes)
         names = {value.name: self.value(value).name for value in given.inputs}
         return given.replace(
-            name="g", inputs=inputs, nodes=nodes, outputs=tuple(map(self.operand, given.outputs)),
+            name=given.name if self.keeps_names else "g", inputs=inputs, nodes=nodes,
+            outputs=tuple(map(self.operand, given.outputs)),
             output_strides=tuple(None if strides is None else self.attr(strides) for strides in given.output_strides),
             memory=tuple(names.get(one, one) for one in given.memory),
             writes=tuple((self.value(a), self.value(b)) for a, b in given.writes),
             saved=tuple(map(self.operand, given.saved)), restored=tuple(map(self.value, given.restored)),
-            facts=self.facts(given.facts))
+            facts=given.facts if self.keeps_names else self.facts(given.facts))
 
     def facts(self, facts: Facts) -> Facts:
         ranges = sorted((str(self.symbols.get(name, name)), low, -1 if high is None else high)
@@ -50,7 +60,8 @@ class _Renaming:
     def node(self, node: Node) -> Node:
         inputs: Any = tuple(map(self.operand, node.inputs))
         attrs = tuple((name, self.attr(value)) for name, value in node.attrs)
-        return Node(node.op, inputs, attrs, tuple(map(self.value, node.outputs)))
+        where = node.where if self.keeps_names else ""
+        return Node(node.op, inputs, attrs, tuple(map(self.value, node.outputs)), where)
 
     def operand(self, operand: Operand | None) -> Any:
         return self.value(operand) if isinstance(operand, Value) else self.attr(operand)
@@ -61,7 +72,9 @@ class _Renaming:
             kind = value.type
             if isinstance(kind, TensorType):
                 kind = TensorType(kind.dtype, self.attr(kind.shape), self.attr(kind.strides), kind.device)
-            name = str(self.symbols[value.name]) if value.name in self.symbols else f"v{len(self.values)}"
+            is_size = value.name in self.symbols
+            name = str(self.symbols[value.name]) if is_size else f"v{len(self.values)}"
+            name = value.name if self.keeps_names else name
             found = self.values[value] = Value(name, kind)
         return found
 

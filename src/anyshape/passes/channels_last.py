@@ -28,13 +28,15 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices. A permute that is left is a strided access in some kernel; where there would be
-more than one of those to two convolutions, the graph stays as it was. A backward follows its forward: what it finds on
-the tape with channels last begins such a permute.
+element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products. A
+permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
+the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
+permute.
 """
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,12 +48,13 @@ from anyshape.passes.dce import dce
 from anyshape.passes.memory_format import RANKS, followers, last_strides, leader, lies_last, trusted
 from anyshape.passes.rewriter import Replay
 from anyshape.passes.views import reshape_first
-from anyshape.sym.expr import Expr, ceildiv, product
+from anyshape.sym.expr import Expr, ceildiv, floordiv, product
 
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
 _DTYPES = ("f32", "bf16")
 LARGEST = 4 << 20  # bytes of weights that the host's own routine takes: it brings them into panels in every call
+PLACES = 49  # of a window whose convolution of channels by themselves is a kernel
 _TRAINED = RANKS  # of convolutions whose backward takes channels last too
 
 
@@ -70,9 +73,11 @@ def channels_last(graph: Graph, config: Config) -> Graph:
 
 def _strided(graph: Graph) -> int:
     """How many permutes are read by something that does not read any strides as well: all but convolutions, products,
-    operators whose results follow, and the tape. One that only moves dims of size 1 does not count."""
+    operators whose results follow, what only stores (weights, in another order), and the tape. One that only moves dims
+    of size 1 does not count."""
     readers = {value.name for node in graph.nodes
-               if row(node).kind != "library" and node.op not in ("convolution", "permute") and leader(node) is None
+               if row(node).kind != "library" and node.op not in ("convolution", "permute", "store")
+               and leader(node) is None
                for value in node.values()}
     readers.update(value.name for value in graph.roots() if value not in graph.saved)
     return sum(node.op == "permute" and node.output.name in readers and _moves(node) for node in graph.nodes)
@@ -203,12 +208,40 @@ class _Sinking:
         assert isinstance(weights, Value)
         if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
             return self.back(replay, self.product(replay, last, weights, call), back)
+        if self.direct and is_depthwise(node.output.tensor, weights.tensor, call.groups):
+            return self.back(replay, self.depthwise(replay, last, weights, call), back)
         bias = () if call.bias is None else (call.bias,)
         if self.direct and is_direct(node.output.tensor, weights.tensor, call.groups):
             return self.make(replay, back, "direct_conv", last, weights, *bias, stride=call.stride,
                              padding=call.padding, dilation=call.dilation)
         return self.make(replay, back, "convolution", last, weights, *bias, stride=call.stride, padding=call.padding,
                          dilation=call.dilation, groups=call.groups)
+
+    def depthwise(self, replay: Replay, x: Value, weights: Value, call: _Call) -> Value:
+        """Channels by themselves: for each place of the window the elements that stand there, times a weight a channel,
+        added up, which is a kernel."""
+        kernel, channels = weights.tensor.shape[2:], weights.tensor.shape[0]
+        taps = product(kernel)
+        flat = replay.op("reshape", weights, shape=(channels, taps))
+        # in memory with the channels side by side
+        lines = replay.op("store", replay.op("permute", flat, dims=(1, 0)), dtype=x.tensor.dtype)
+        around = (0, *call.padding, 0)
+        # once in memory, or each of the reads would ask where the border is
+        whole = replay.op("store", replay.op("pad", x, low=around, high=around, value=0.0),
+                          dtype=x.tensor.dtype) if any(call.padding) else x
+        total: Value | None = None
+        for number, place in enumerate(itertools.product(*map(range, kernel))):  # type: ignore[arg-type]
+            part = whole
+            for dim, (at, size, step, apart, k, pad) in enumerate(zip(
+                    place, x.tensor.shape[1:-1], call.stride, call.dilation, kernel, call.padding, strict=True), 1):
+                room = size + 2 * pad - apart * (k - 1) - 1
+                part = replay.op("slice", part, dim=dim, start=at * apart, count=floordiv(room, step) + 1, step=step)
+            own = replay.op("reshape", replay.op("slice", lines, dim=0, start=number, count=1, step=1),
+                            shape=(channels,))
+            term = replay.op("mul", part, own)
+            total = term if total is None else replay.op("add", total, term)
+        assert total is not None
+        return total if call.bias is None else replay.op("add", total, call.bias)
 
     def product(self, replay: Replay, x: Value, weights: Value, call: _Call) -> Value:
         """A window of one element: a matrix product of the pixels' channels with the weights."""
@@ -350,6 +383,12 @@ def is_direct(result: TensorType, weights: TensorType, groups: int) -> bool:
     is the scratch that the weights take."""
     size = weights.bytes
     return result.rank == 4 and result.dtype == "f32" and groups == 1 and isinstance(size, int) and size <= LARGEST
+
+
+def is_depthwise(result: TensorType, weights: TensorType, groups: int) -> bool:
+    """Is each channel a convolution by itself, with a window that is small?"""
+    taps = product(weights.shape[2:])
+    return result.dtype == "f32" and weights.shape[:2] == (groups, 1) and isinstance(taps, int) and 0 < taps <= PLACES
 
 
 def _orders(rank: int) -> tuple[Dims, Dims]:

@@ -83,12 +83,17 @@ def solve(search: Search, simulated: int = SIMULATED) -> Found:
         if one.bound() < best:
             tried += one.judged()
     tried += [_judged(search, name, plan, 0.0) for name, plan in hand_made(search)
-              if not search.overrides and not search.degrees]
+              if not search.overrides and _has_degrees(search, plan)]
     right = sorted((one for one in tried if not one.why), key=_seconds)
     if not right:
         raise _too_small(search, solved, tried)
     wrong = sorted((one for one in tried if one.why), key=_seconds)
     return Found(right[0], min(bound, _seconds(right[0])), (*right, *wrong), time.process_time() - begun, len(solved))
+
+
+def _has_degrees(search: Search, plan: Plan) -> bool:
+    """Whether the axes of a plan are as a person has fixed them."""
+    return all(size in (0, getattr(plan.strategies[0].degrees, axis)) for axis, size in search.degrees)
 
 
 def _seconds(one: Candidate) -> float:

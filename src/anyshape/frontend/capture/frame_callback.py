@@ -84,6 +84,8 @@ class Tracing:
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
     warm: takes programs from the disk cache, and puts them there.
+    sharded: FSDP2's hooks are around parts of the module; what is between them is a program each, and that is all there
+        is to compile.
     """
 
     def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
@@ -112,6 +114,7 @@ class Tracing:
         self.broken = False
         self.single: set[Any] = set()
         self.all_sizes = oblivious
+        self.sharded = False
         # of the trace that is going on, of which there is one at a time
         self._piece, self._breaks = "", 0
         self._frame: Any = None
@@ -179,7 +182,7 @@ class Tracing:
 
     def _from_cache(self, frame: Any, told: RecompileReason) -> Any:
         """Dynamo's answer with a program of an earlier process; None where there is none that fits."""
-        if self.warm is None or told.piece or self.broken:
+        if self.warm is None or told.piece or self.broken or self.sharded:
             return None
         config = self.compilation.config
         with context_underway(config), settings.guard_settings():
@@ -196,12 +199,18 @@ class Tracing:
 
     def piece(self) -> str:
         """Why the program of the trace that is going on is not all of what the user has called; empty where it is."""
-        breaks = eager_frames.graph_breaks()
-        return eager_frames.break_words(breaks[-1]) if len(breaks) > self._breaks else self._piece
+        breaks = eager_frames.graph_breaks()[self._breaks:]
+        if self.sharded:
+            breaks = [one for one in breaks if not eager_frames.is_at_sharding(one)]
+        return eager_frames.break_words(breaks[-1]) if breaks else self._piece
+
+    def is_whole(self) -> bool:
+        """Whether several programs are all that there is to compile."""
+        return self.sharded and not self.skipped
 
     def _place(self, code: Any, call: Call) -> str:
         """Why a frame is a part of what the user has called: another came before it; empty where it is all of it."""
-        if code not in self.pieces and (call.frames or eager_frames.is_resumed(code)):
+        if code not in self.pieces and not self.sharded and (call.frames or eager_frames.is_resumed(code)):
             self.pieces[code] = self.said()
         return self.pieces.get(code, "")
 
@@ -216,7 +225,7 @@ class Tracing:
             Unsupported, LimitError: it may not.
         """
         reason = self.forced or UNKNOWN
-        refuse(self.compilation.config, reason)
+        refuse(self.compilation.config, reason, eager_frames.COMPILE_PARTS if self.sharded else "")
         self.skipped[code] = reason
         call.reason = call.reason or reason
 
@@ -329,7 +338,7 @@ class Tracing:
 
     def _recorded(self, frame: Any, told: RecompileReason) -> Any:
         """A context in which a trace is recorded for the disk cache."""
-        if self.warm is None or told.piece or told.way == "parts":
+        if self.warm is None or told.piece or told.way == "parts" or self.sharded:
             return contextlib.nullcontext(lambda _answer, _whole: None)
         return self.warm.recording(frame, told.way)
 

@@ -63,7 +63,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
                  *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
                        _attentions(compilation), tuple(compilation.eager.items()), _routers(target),
-                       tuple(compilation.cuts), tuple(dict.fromkeys(compilation.warm)))
+                       tuple(compilation.cuts), tuple(dict.fromkeys(compilation.warm)),
+                       tuple(dict.fromkeys(compilation.strategy)))
 
 
 def _routers(target: Any) -> tuple[RouterNote, ...]:

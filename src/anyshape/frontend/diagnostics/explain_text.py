@@ -23,6 +23,7 @@ class Explanation:
 
     eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
     cuts: where programs are in parts because a router sends their rows to branches, which is no fall back.
+    strategy: how a train step is dealt out over ranks, and why.
     warm: what came from the disk cache in place of a trace, and why other programs did not.
     """
 
@@ -36,6 +37,7 @@ class Explanation:
     routers: tuple[RouterNote, ...] = ()
     cuts: tuple[Fallback, ...] = ()
     warm: tuple[str, ...] = ()
+    strategy: tuple[str, ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""
@@ -74,6 +76,7 @@ def view(explanation: Explanation) -> Any:
     if not explanation.programs and not explanation.graphs:
         parts.append(Text("nothing is compiled: every call ran as PyTorch" if explanation.eager else
                           "nothing is compiled yet: compiling happens at the first call"))
+    parts += [Text("\nstrategy\n" + "\n".join(explanation.strategy), overflow="fold")] if explanation.strategy else []
     parts += [_program(program, explanation) for program in explanation.programs]
     parts += _filled(
         _table("\nrouters", ("router", "branches", "lowering", "decided by", "combine", "drop", "profile"), (

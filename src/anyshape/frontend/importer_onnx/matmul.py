@@ -65,12 +65,27 @@ def _multiplied(c: Call, a: Value, b: Value) -> Value:
     return c.t.reduce("sum", c.op("mul", left, right), (a.tensor.rank - 1,))
 
 
-def exact(c: Call, a: Value, b: Value) -> Value:
-    """The product of matrices of small whole numbers (8 bits, perhaps less a zero point) as i32: by f32 where the sums
-    stay below 2^24, which they do up to 255 terms; by f64 otherwise."""
-    depth = a.tensor.shape[-1]
-    kind = "f32" if isinstance(depth, int) and depth * 255 * 255 < 1 << 24 else "f64"
-    return c.t.cast(matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)), "i32")  # type: ignore[no-any-return]
+MOST = 255  # of a number of 8 bits less its zero point, in either direction
+
+
+def exact_in_f32(terms: Size, sums: int | None) -> bool:
+    """Whether f32 holds the sums of that many products of numbers of 8 bits, whatever comes first: below 2^24 it does.
+    sums: of the sizes of the weights that one result is made of, at most, where they are known."""
+    return (sums is not None and sums * MOST < 1 << 24) or (
+        isinstance(terms, int) and terms * MOST * MOST < 1 << 24)
+
+
+def exact(c: Call, a: Value, b: Value, sums: int | None = None) -> Value:
+    """The product of matrices of small whole numbers (8 bits, perhaps less a zero point) as i32: by f32 where that is
+    exact, by f64 otherwise. sums: as of `exact_in_f32`."""
+    kind = "f32" if exact_in_f32(a.tensor.shape[-1], sums) else "f64"
+    return whole(c, matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)))
+
+
+def whole(c: Call, total: Value) -> Value:
+    """Sums of whole numbers as i32; those that it does not hold wrap around."""
+    exact_sum = total if total.tensor.dtype == "f32" else c.t.cast(total, "i64")
+    return c.t.cast(exact_sum, "i32")  # type: ignore[no-any-return]
 
 
 @translates("MatMul")

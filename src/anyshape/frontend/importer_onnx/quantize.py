@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from anyshape.frontend.aten.table import Decline, is_float
-from anyshape.frontend.importer_onnx.matmul import exact
+from anyshape.frontend.importer_onnx.matmul import exact, exact_in_f32, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
 from anyshape.frontend.importer_onnx.spatial import convolved
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Size, product
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
           "u16": (0.0, 65535.0)}
@@ -90,7 +93,7 @@ def dynamic(c: Call, x: Value) -> tuple[Value, Value, Value]:
     safe = c.op("where", c.op("eq", scale, 0.0), 1.0, scale)
     zero = c.t.cast(c.op("round", c.op("minimum", c.op("maximum", c.op("div", c.op("neg", low), safe), 0.0), 255.0)),
                     "u8")
-    return rounded(c, c.op("div", x, safe), zero, "u8"), scale, zero
+    return rounded(c, c.op("div", x, safe), zero, "u8"), safe, zero  # of zeros alone it is 1, as onnxruntime has it
 
 
 def less_zero(c: Call, x: Value, zero: Value | None, axis: int) -> Value:
@@ -105,12 +108,29 @@ def less_zero(c: Call, x: Value, zero: Value | None, axis: int) -> Value:
     return c.t.pointwise("sub", y, c.t.cast(away, "f32"), dtype="f32")  # type: ignore[no-any-return]
 
 
+def weight_sums(c: Call, place: int, zero: int, dim: int) -> int | None:
+    """The largest sum of the sizes of weights, less their zero point, that one result is made of; None: they are no
+    constants. place, zero: where they stand; dim: along which results differ, counted from the last one."""
+    given = [c.at(one) if c.has(one) else None for one in (place, zero)]
+    if any(isinstance(one, Known) and one.symbolic for one in given) or not isinstance(given[0], Known) or not (
+            given[1] is None or isinstance(given[1], Known)):
+        return None
+    weights = given[0].array.astype(np.int64)
+    if isinstance(given[1], Known):
+        away = given[1].array.astype(np.int64)
+        if away.size > 1 and away.ndim == 1:
+            away = away.reshape([-1 if d == weights.ndim + dim else 1 for d in range(weights.ndim)])
+        weights = weights - (away.reshape(()) if away.size == 1 else away)
+    over = (-2,) if dim == -1 else tuple(range(1, weights.ndim))
+    return int(np.abs(weights).sum(over).max(initial=0)) if weights.ndim > 1 else None
+
+
 @translates("MatMulInteger")
 def matmul_integer(c: Call) -> Any:
     a, b = c.value(0), c.value(1)
     a = less_zero(c, a, c.value(2) if c.has(2) else None, max(a.tensor.rank - 2, 0))
     b = less_zero(c, b, c.value(3) if c.has(3) else None, b.tensor.rank - 1)
-    return exact(c, a, b)
+    return exact(c, a, b, weight_sums(c, 1, 3, -1))
 
 
 @translates("QLinearMatMul")
@@ -118,7 +138,7 @@ def qlinear_matmul(c: Call) -> Any:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (c.value(place) for place in range(8))
     left = less_zero(c, a, a_zero, max(a.tensor.rank - 2, 0))
     right = less_zero(c, b, b_zero, b.tensor.rank - 1)
-    total = c.t.cast(exact(c, left, right), "f32")
+    total = c.t.cast(exact(c, left, right, weight_sums(c, 3, 5, -1)), "f32")
     by = c.t.pointwise("div", c.t.pointwise("mul", _column(c, a_scale, a, 2), _column(c, b_scale, b, 1), dtype="f32"),
                        y_scale, dtype="f32")
     return rounded(c, c.t.pointwise("mul", total, by, dtype="f32"), y_zero, y_zero.tensor.dtype)
@@ -130,22 +150,24 @@ def _column(c: Call, scale: Value, x: Value, back: int) -> Value:
     return aligned(c, scale, x, x.tensor.rank - back)
 
 
-def _conv_total(c: Call, x: Value, w: Value) -> Value:
-    """The convolution of whole numbers, in f64, which is exact."""
-    return convolved(c, c.t.cast(x, "f64"), c.t.cast(w, "f64"), None)
+def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
+    """The convolution of whole numbers, in f32 where that is exact, else in f64."""
+    kind = "f32" if exact_in_f32(product(w.tensor.shape[1:]), sums) else "f64"
+    return convolved(c, c.t.cast(x, kind), c.t.cast(w, kind), None)
 
 
 @translates("ConvInteger")
 def conv_integer(c: Call) -> Any:
     x = less_zero(c, c.value(0), c.value(2) if c.has(2) else None, 1)
     w = less_zero(c, c.value(1), c.value(3) if c.has(3) else None, 0)
-    return c.t.cast(_conv_total(c, x, w), "i32")
+    return whole(c, _conv_total(c, x, w, weight_sums(c, 1, 3, -w.tensor.rank)))
 
 
 @translates("QLinearConv")
 def qlinear_conv(c: Call) -> Any:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.value(place) for place in range(8))
-    total = _conv_total(c, less_zero(c, x, x_zero, 1), less_zero(c, w, w_zero, 0))
+    total = c.t.cast(_conv_total(c, less_zero(c, x, x_zero, 1), less_zero(c, w, w_zero, 0),
+                                 weight_sums(c, 3, 5, -w.tensor.rank)), "f64")
     count = total.tensor.rank
     if c.has(8):
         bias = c.value(8)
@@ -163,12 +185,14 @@ def dynamic_matmul(c: Call) -> Any:
     if c.name == "DynamicQuantizeMatMul":
         a, a_scale, a_zero = dynamic(c, c.value(0))
         b, b_scale, b_zero, bias = c.value(1), c.value(2), c.at(3), c.at(4)
+        sums = weight_sums(c, 1, 3, -1)
     else:
         a, b, a_scale, b_scale = (c.value(place) for place in range(4))
         a_zero, b_zero, bias = c.at(4), c.at(5), c.at(6)
+        sums = weight_sums(c, 1, 5, -1)
     left = less_zero(c, a, None if a_zero is None else c.tensor(a_zero), max(a.tensor.rank - 2, 0))
     right = less_zero(c, b, None if b_zero is None else c.tensor(b_zero), b.tensor.rank - 1)
-    total = c.t.cast(exact(c, left, right), "f32")
+    total = c.t.cast(exact(c, left, right, sums), "f32")
     by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, b, 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")

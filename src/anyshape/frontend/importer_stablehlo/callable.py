@@ -62,11 +62,12 @@ class CompiledPart:
         Raises:
             InputError: sizes do not agree, or are not those of the module.
         """
-        self._check(values)
+        self.check(values)
         return self.program([int(value) if one.sizes is None else value  # type: ignore[no-any-return]
                              for one, value in zip(self.arguments, values, strict=True)])
 
-    def _check(self, values: Sequence[torch.Tensor]) -> None:
+    def check(self, values: Sequence[torch.Tensor]) -> None:
+        """Raises InputError where sizes do not agree, or are not those of the module."""
         bound: dict[str, int] = {}
         for one, value in zip(self.arguments, values, strict=True):
             if one.sizes is None:
@@ -121,9 +122,11 @@ class StablehloCallable:
         InputError: wrong number, dtype, rank or sizes of arguments; nothing has run then.
     """
 
-    def __init__(self, module: Module, config: Config) -> None:
-        self.compilation = Compilation(config, compile_program)
-        self.compilation.tracing = ("the StableHLO module", "", "stablehlo")
+    def __init__(self, module: Module, config: Config, compilation: Compilation | None = None) -> None:
+        if compilation is None:
+            compilation = Compilation(config, compile_program)
+            compilation.tracing = ("the StableHLO module", "", "stablehlo")
+        self.compilation = compilation
         main = module.functions["main"]
         labels = main.labels or main.names
         self.arguments = tuple((label or f"argument {place}", kind)
@@ -140,12 +143,16 @@ class StablehloCallable:
             raise InputError(f"the module was given {len(arguments)} arguments", where="a call of a StableHLO module",
                              why=f"it takes {len(self.arguments)}", do="pass one for each")
         give = next((giver for giver in map(giver_of, arguments) if giver is not None), _to_numpy)
+        results = tuple(map(give, self.tensors(arguments)))
+        return results[0] if len(results) == 1 else results
+
+    def tensors(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+        """The results of a call, in the dtypes of the module. Errors as of a call."""
         values = [_value(label, kind, value)
                   for (label, kind), value in zip(self.arguments, arguments, strict=True)]
         with torch.no_grad():
             found = self.run(values)
-        results = tuple(give(_of_module(value, kind.dtype)) for value, kind in zip(found, self.results, strict=True))
-        return results[0] if len(results) == 1 else results
+        return [_of_module(value, kind.dtype) for value, kind in zip(found, self.results, strict=True)]
 
     def deployable(self) -> Deployable:
         """What a file holds of it (`anyshape.save`).
@@ -198,7 +205,7 @@ def giver_of(value: Any) -> Giver | None:
     if isinstance(value, np.ndarray):
         return _to_numpy
     if type(value).__module__.split(".")[0] in ("jax", "jaxlib"):
-        return _to_jax
+        return to_jax
     return None
 
 
@@ -232,7 +239,8 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
     return tensor.numpy()
 
 
-def _to_jax(tensor: torch.Tensor) -> Any:
+def to_jax(tensor: torch.Tensor) -> Any:
+    """An array of JAX over a tensor's memory, or a copy where it cannot be shared."""
     from jax import numpy as jnp
     if tensor.dtype in (torch.bool, torch.bfloat16) or tensor.is_complex():
         return jnp.asarray(_to_numpy(tensor))

@@ -13,6 +13,7 @@ from anyshape.frontend.programs.session import Boxed, ProgramRequest
 from anyshape.ir.graph import Graph
 from anyshape.runtime.memory.tape import Tape
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
+from anyshape.torch_compat.versions.random_state import RandomState
 
 # most that a result may differ, relative to the largest number of the reference
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -43,9 +44,9 @@ class CheckedProgram:
         self.request = request
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        random = torch.random.get_rng_state()
+        random = RandomState.now(self._arguments(inputs))
         wanted, saved, written = self._reference(inputs)
-        torch.random.set_rng_state(random)
+        random.restore()
         given = self._arguments(inputs)
         found = self.program(inputs)
         pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(found, wanted, strict=False))]

@@ -24,6 +24,7 @@ from anyshape.frontend.programs.eager_fallback import note, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.random_state import RandomState
 from anyshape.torch_compat.versions.side_effects import has_effect
 
 REASON = "a gradient is differentiated again (create_graph=True), which PyTorch does, from the call's inputs on"
@@ -36,8 +37,8 @@ NODE = "CompiledFunctionBackward"
 
 # What one call keeps, as a tuple, which is quick to make: its inputs (those that have gradients at least; all of them
 # where the graph can run again), the versions of the tensors that are checked (None where it cannot), and the
-# generator's state, for graphs that draw.
-Kept: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...] | None, torch.Tensor | None]
+# generators' states (of the host and the inputs' devices), for graphs that draw.
+Kept: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...] | None, RandomState | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class DoubleBackward:
         if self.old:
             inputs = tuple([value.detach().clone() if index in self.old else value
                             for index, value in enumerate(inputs)])
-        return inputs, versions, torch.random.get_rng_state() if self.draws else None
+        return inputs, versions, RandomState.now(inputs) if self.draws else None
 
     def versions(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple([api.version_of(inputs[index]) for index in self.checked])
@@ -200,18 +201,18 @@ class DoubleBackward:
 
     @contextlib.contextmanager
     def as_then(self, kept: Kept) -> Iterator[None]:
-        """Inside, autograd records, and autocast and the generator are as they were in the call."""
+        """Inside, autograd records, and autocast and the generators are as they were in the call."""
         enabled, dtype = self.casts
         random = kept[2]
-        now = None if random is None else torch.random.get_rng_state()
+        now = None if random is None else RandomState.now(kept[0])
         if random is not None:
-            torch.random.set_rng_state(random)
+            random.restore()
         try:
             with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
                 yield
         finally:
             if now is not None:
-                torch.random.set_rng_state(now)
+                now.restore()
 
 
 class _Again(torch.autograd.Function):

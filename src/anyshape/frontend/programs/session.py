@@ -162,6 +162,7 @@ class Compilation:
         held: what tapes keep, of all its programs.
         step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
         fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
+        strategy: how a train step is dealt out over ranks, what is sent, and what else was tried, in words.
         warm: what was taken from the disk cache in place of a trace, and why other programs were not, in words.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
@@ -179,6 +180,7 @@ class Compilation:
     step: Any = None
     graphs: int = 0
     fixed: dict[str, str] = field(default_factory=dict)
+    strategy: list[str] = field(default_factory=list)
     warm: list[str] = field(default_factory=list)
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)

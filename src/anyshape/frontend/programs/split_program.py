@@ -24,6 +24,7 @@ from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload, gives_view
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.random_state import RandomState
 from anyshape.torch_compat.versions.side_effects import has_effect
 
 MOST = 4096  # patterns of small sizes that are remembered
@@ -382,9 +383,9 @@ class SplitProgram:
             values[slot] = value
         tape = inputs[0] if self.takes_tape else None
         inputs.clear()
-        if tape is not None:
-            tape.open()
-        state = torch.random.get_rng_state() if self.general and self.draws else None
+        saved: list[Any] = [] if tape is None else tape.open()
+        state = RandomState.now([*values, *saved]) if self.general and self.draws else None
+        del saved  # values go as soon as nothing needs them
         with torch.no_grad():
             try:
                 pattern = self._after(0, self.given, values)
@@ -403,7 +404,7 @@ class SplitProgram:
                 outputs = list(map_arg(self.results, lambda node: values[self.slots[node]]))
             except NotCovered:
                 if state is not None:
-                    torch.random.set_rng_state(state)
+                    state.restore()
                 raise
         if tape is not None:
             tape.close()

@@ -12,7 +12,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,14 +29,17 @@ from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Shard, local_count
 from anyshape.dist.ragged import Needs, needs_of
+from anyshape.dist.regather import messages_text, regathered
 from anyshape.dist.strategies import Roles, Strategy, given_symbols, partitioned, strategy_of
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
+from anyshape.frontend.train_step.batch_sizes import shared_sizes
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
+from anyshape.ir.alpha_rename import with_symbols
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
@@ -48,7 +51,7 @@ from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
 from anyshape.runtime.collectives.ring_attention import ring
-from anyshape.sym.expr import evaluate
+from anyshape.sym.expr import evaluate, symbol
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
 
@@ -223,7 +226,10 @@ def imported(compilation: Compilation, name: str, gm: GraphModule, static: Seque
     # likely sizes are those of this rank's batch, and decisions are those of all ranks
     graph = graph.replace(facts=type(graph.facts)(graph.facts.ranges, (), graph.facts.divisible, graph.facts.known))
     graph = dce(graph, compilation.config)  # what nobody reads is not sent either
-    return graph, notes, roles_of(gm, graph, static, distribution.names())
+    roles = roles_of(gm, graph, static, distribution.names())
+    same = shared_sizes(graph, roles.data)
+    graph = with_symbols(graph, {name: symbol(one) for name, one in same.items()})
+    return graph, notes, replace(roles, same=same)
 
 
 def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, static: Sequence[int]) -> Boxed:
@@ -237,10 +243,11 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
     graph, notes, roles = imported(compilation, name, gm, static)
     with api.outside_tracing():
         chain = partitioned(graph, distribution.strategy, roles)
-        local = bucketed(chain[-1].graph)
+        local = bucketed(regathered(chain[-1].graph))
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         text = show(local)
+        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local, chain[-1].graph)}")
         compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
                                 compilation.names_of(name), compilation.held).forward
     compilation.register(NativeProgram(name, compiled, notes))
@@ -265,6 +272,7 @@ class DistributedProgram:
         self.data = frozenset(roles.data)
         self.dealt_out = frozenset((*roles.weights, *roles.states))
         self.constants = notes.constants
+        self.same = roles.same
         self.needs = needs
         self.local = local
         self.digest = digest(local)
@@ -328,6 +336,12 @@ class DistributedProgram:
     def check(self, sizes: Sequence[Mapping[str, int]], axes: Sequence[str]) -> None:
         """Raises RankError where the ranks' sizes are not such as the program takes."""
         mesh = self.distribution.mesh
+        for rank, one in enumerate(sizes):
+            for name, first in self.same.items():
+                if one.get(name) != one.get(first):
+                    raise refusal(mesh, f"tensors of rank {rank}'s batch have {one[first]} and {one[name]} rows, or "
+                                  "positions", why="they go with each other, element by element",
+                                  do="give tensors of one batch the same sizes")
         for name in sizes[0]:
             if name == BATCH and not self.shares:
                 continue

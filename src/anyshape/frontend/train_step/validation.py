@@ -120,8 +120,8 @@ def check_loss(loss: Any) -> None:
 
 def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Rule | None, str]:
     """The rule of the optimiser; None, and why the step cannot be one program. `why_apart` is asked at every step."""
-    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
-        return None, f"a model under {type(model).__name__} hands on its gradients while the backward runs"
+    if isinstance(model, torch.nn.DataParallel):
+        return None, "a model under DataParallel hands on its gradients while the backward runs"
     rule = rule_of(optimizer)
     if wants_closure(optimizer):
         return None, f"{type(optimizer).__name__} computes the loss several times a step, by a closure"

@@ -139,7 +139,7 @@ class Program:
             frame = self.runner.frame(record.payload, (*pointers, *map(self.address, outputs)), lower,
                                       temporary.address, temporary.address + record.temporary, threads)
             assert self.steps is not None, "such a plan is refused when it is loaded"
-            steps = self.steps(self, record, inputs, outputs, kept, temporary)
+            steps = self.steps(self, record, inputs, outputs, kept, temporary, frame)
             code = self.runner.run(frame, steps)
             if code != DONE:
                 if steps.error is not None:
@@ -153,12 +153,16 @@ class Program:
                 pool.give(block)
             counters.count_run()
 
-    def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
-                  kept: Any, tape_memory: Any = None) -> list[Any]:
+    def _straight(self, record: Specialization, inputs: list[Any], pointers: Sequence[int], _undo: tuple[Any, ...],
+                  kept: Any, tape_memory: Any = None, brought: Sequence[int] = ()) -> list[Any]:
         """A call whose results are allocated at the start and returned as they are, and no step of which is Python's.
-        kept: the lower block. tape_memory: of a forward that saves something."""
+        kept: the lower block. tape_memory: of a forward that saves something. brought: addresses of memory that is
+        there for the results, by slot, see `run_at`."""
         allocate, address, dtypes = self.allocate, self.address, self.dtypes
-        if len(dtypes) == 1:
+        if brought:
+            outputs: list[Any] = []
+            addresses = brought
+        elif len(dtypes) == 1:
             (sizes, strides), = record.allocations
             outputs = [allocate(sizes, strides, dtypes[0])]
             addresses = [address(outputs[0])]
@@ -166,7 +170,7 @@ class Program:
             outputs = [allocate(sizes, strides, dtype)
                        for (sizes, strides), dtype in zip(record.allocations, dtypes)]  # noqa: B905
             addresses = [address(output) for output in outputs]
-        for i, bytes_ in record.large:
+        for i, bytes_ in () if brought else record.large:
             prefer_large(addresses[i], bytes_)
         context = self.context
         threads = self.threads or self.driver.threads()
@@ -195,6 +199,11 @@ class Program:
         finally:
             pool.give(temporary)
             counters.count_run()
+
+    def run_at(self, record: Specialization, pointers: Sequence[int], results: Sequence[int]) -> None:
+        """A call on memory that is the caller's, of a program that is `plain` and `straight`: pointers: addresses of
+        the plan's parameters, see `make_enter`; results: of its outputs, dense, by slot. Errors as of a call."""
+        self._straight(record, [], pointers, (), self.context.kept.empty, None, results)
 
     def _results(self, record: Specialization, inputs: list[Any], outputs: list[Any], kept: Any, temporary: Block,
                  frame: Any, tape_memory: Any) -> list[Any]:

@@ -123,6 +123,28 @@ def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
     return gradient
 
 
+FUNCTIONAL = "_c10d_functional."  # collectives of torch.distributed that give new tensors, there after `wait_tensor`
+WAIT = f"{FUNCTIONAL}wait_tensor.default"
+
+
+def _waited(target: Any) -> Callable[..., Any]:
+    """A collective that has come when the call returns. It reads its operands until then, and here their memory is
+    another value's as soon as no later step of the program reads them."""
+    wait = resolve(WAIT)
+
+    def call(*given: Any, **keywords: Any) -> Any:
+        made = target(*given, **keywords)
+        for one in made if isinstance(made, (list, tuple)) else (made,):
+            wait(one)
+        return made
+
+    return call
+
+
+def _guard_of(target: str) -> Callable[[Any], Callable[..., Any]] | None:
+    return _waited if target.startswith(FUNCTIONAL) and target != WAIT else _GUARDED.get(target)
+
+
 # operators that end the process, or read elsewhere; some do where eager PyTorch would not call them
 _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "aten.convolution.default": guarded_convolution,
@@ -138,7 +160,7 @@ def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any
     """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
     found = STAND_INS.get(target) or resolve(target)
     found = getattr(found, "_op", found)  # what an operator's overload calls, without its function of Python
-    guarded = _GUARDED.get(target)
+    guarded = _guard_of(target)
     constants: dict[str, Any] = {"target": found if guarded is None else guarded(found)}
 
     def constant(value: Any) -> str:

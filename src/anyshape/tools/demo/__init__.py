@@ -36,6 +36,9 @@ def _natural(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to `parser`. What is left out comes from the checkpoint, or from the defaults."""
     parser.add_argument("--backend", choices=BACKENDS, default="anyshape", help="how the model runs (default anyshape)")
+    parser.add_argument("--strategy", default="", metavar="WORD", help="how ranks that torchrun has started train "
+                        "together: auto (searched, and explained), ddp, zero1, fsdp, tp, sp, ulysses, ring, pp, or "
+                        "axes of a mesh such as data=2,tensor=2 (default under torchrun: auto)")
     parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda (NVIDIA's and AMD's GPUs; "
                         "default cpu)")
     parser.add_argument("--steps", type=_positive, help="train up to this step (default 250)")

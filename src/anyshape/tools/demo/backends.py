@@ -7,12 +7,14 @@ call `backward` and then the optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 import anyshape
+from anyshape.dist.strategies import Strategy
 from anyshape.tools.demo.watch import Watch
 
 
@@ -25,14 +27,17 @@ class Step(Protocol):
 
 class Backend:
     """A way to run a step; `counters` gives what it compiled and holds so far. `limit`: bytes that a step may take,
-    0 for no limit; `watch` then predicts what it takes."""
+    0 for no limit; `watch` then predicts what it takes. `whole`: inside, weights and optimiser state are whole on every
+    rank."""
 
     def __init__(self, name: str, step: Step, counters: Callable[[], Mapping[str, float]], limit: int = 0,
-                 watch: Watch | None = None) -> None:
+                 watch: Watch | None = None,
+                 whole: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.name = name
         self.step = step
         self.limit = limit
         self.watch = watch
+        self.whole = whole
         self._counters = counters
 
     def programs(self) -> int:
@@ -48,11 +53,12 @@ class Backend:
         return dict(self._counters())
 
 
-def make(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, limit: int = 0) -> Backend:
+def make(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, limit: int = 0,
+         strategy: Strategy | None = None) -> Backend:
     """The backend called `name`, "anyshape", "inductor" or "eager", that trains `model` with `optimizer`. `limit`: see
-    `Backend`; of "anyshape" only."""
+    `Backend`; `strategy`: how the step is dealt out over ranks; both of "anyshape" only."""
     if name == "anyshape":
-        return _anyshape(model, optimizer, limit)
+        return _anyshape(model, optimizer, limit, strategy)
     if name == "inductor":
         return _inductor(model, optimizer)
     return Backend("eager", apart(model, optimizer), dict)
@@ -76,7 +82,7 @@ def apart(forward: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Op
     return step
 
 
-def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int) -> Backend:
+def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int, strategy: Strategy | None) -> Backend:
     before = anyshape.stats()["programs"]
 
     def counters() -> Mapping[str, float]:
@@ -84,6 +90,9 @@ def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int) ->
         now["programs"] -= before
         return now
 
+    if strategy is not None:
+        dealt = anyshape.train_step(model, loss_of, optimizer, strategy=strategy, memory_limit=limit or None)
+        return Backend("anyshape", dealt, counters, limit, whole=dealt.whole)
     if not limit:
         return Backend("anyshape", anyshape.train_step(model, loss_of, optimizer), counters)
     step = anyshape.train_step(model, loss_of, optimizer, memory_limit=limit)

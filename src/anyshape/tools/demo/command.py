@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import argparse
 import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from anyshape.backend.targets import target_of
+from anyshape.base import counters
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, DeviceError
-from anyshape.tools.demo import backends, checkpoint, data, display, report
+from anyshape.base.errors import AnyShapeError, ConfigError, DeviceError
+from anyshape.frontend.train_step.auto_strategy import AUTO
+from anyshape.tools.demo import backends, checkpoint, data, ranks, report
+from anyshape.tools.demo.choose import chosen
 from anyshape.tools.demo.compare import compare
-from anyshape.tools.demo.limit import limit_bytes
+from anyshape.tools.demo.limit import HALF, limit_bytes
 from anyshape.tools.demo.model import complete
+from anyshape.tools.demo.show import display
+from anyshape.tools.demo.show.strategy import run_text
 from anyshape.tools.demo.status import STOPPED
 from anyshape.tools.demo.training import (
     Recipe,
@@ -31,26 +39,54 @@ from anyshape.tools.demo.training import (
 STEPS = 250
 PROMPT = "def get_name(self"
 SAMPLE_TOKENS = 96
+WIDTH = 120  # columns of tables where nobody says how many there are
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo with parsed options; prints errors as messages and returns the exit code."""
     console = Console()
     errors = Console(stderr=True)
+    here = ranks.Ranks()
     try:
-        return _run(args, console)
+        if not args.strategy and ranks.is_launched():
+            args.strategy = AUTO
+        if args.strategy:
+            here = ranks.join(args.strategy)
+            if not here.is_first:
+                console = Console(quiet=True)
+                warnings.simplefilter("ignore")  # the first rank says them
+            elif not console.is_terminal:
+                console.width = max(console.width, WIDTH)
+            _check_dealt_out(args)
+        return _run(args, console, here)
     except AnyShapeError as error:
-        errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        told = str(error) if here.is_first else f"rank {here.rank}: {error.what} (see rank 0)"
+        errors.print(f"error: {told}", highlight=False, markup=False, soft_wrap=True)
         return 1
     except OSError as error:
         errors.print(f"error: {error.strerror or error}: {error.filename}\n  do:    give another folder with --out",
                      highlight=False, markup=False, soft_wrap=True)
         return 1
+    finally:
+        ranks.leave(here)
 
 
-def _run(args: argparse.Namespace, console: Console) -> int:
+def _check_dealt_out(args: argparse.Namespace) -> None:
+    """Raises ConfigError where other options do not go with a strategy."""
+    for name, given, only, why in (
+            ("--backend", args.backend, "anyshape", "the others cannot deal a step out"),
+            ("--device", args.device, "cpu", "its ranks talk by gloo"),
+            ("--memory-limit", args.memory_limit if args.memory_limit == HALF else "", "",
+             "half of a peak is known of a step on one rank")):
+        if given != only:
+            raise ConfigError(f"--strategy {args.strategy} does not go with {name} {given}", where="the options",
+                              why=f"{why}", do=f"leave one of them out{', or give bytes' if given == HALF else ''}")
+
+
+def _run(args: argparse.Namespace, console: Console, here: ranks.Ranks) -> int:
     begin = time.perf_counter()
     folder = args.out
+    named = ranks.named_strategy(args.strategy, here.world) if args.strategy else None
     target_of(Config.make(), args.device)  # says what is missing for a device, before anything is read
     if args.device != "cpu" and not torch.cuda.is_available():
         raise DeviceError("this build of torch has no GPUs", why=f"torch {torch.__version__} was built without them",
@@ -63,15 +99,18 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         stored = checkpoint.load(folder)
     folder.mkdir(parents=True, exist_ok=True)
     session = _session(args, stored, console)
+    session.ranks = here
     steps = args.steps or max(STEPS, session.step)
     bytes_, told = _limit(args, session, steps)
-    backend = backends.make(args.backend, session.model, session.optimizer, bytes_)
-    if session.held_out_before is None:
+    strategy = chosen(console, session, named, bytes_) if args.strategy else None
+    backend = backends.make(args.backend, session.model, session.optimizer, bytes_, strategy)
+    if session.held_out_before is None and here.is_first:
         session.held_out_before = held_out_loss(session)
     _describe(console, session, backend.name, steps)
     if told:
         console.print(told, highlight=False, markup=False)
 
+    before, first = counters.stats(), session.step
     shown = display.make(console, backend.name, session.step, steps)
     with shown, StopRequest(lambda: shown.note("stopping after this step; Ctrl-C again stops at once")) as stop:
         outcome = train(session, backend, steps, folder, args.save_every, stop,
@@ -83,7 +122,14 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             console.print(f"stopped after step {session.step}; go on with --resume {folder}",
                           highlight=False, markup=False, soft_wrap=True)
         return STOPPED
-    summary = _summarise(session, backend, begin)
+    with backend.whole():
+        if not here.is_first:
+            return 1 if outcome.unsaved else 0
+        summary = _summarise(session, backend, begin)
+    if strategy is not None:
+        taken = session.step - first
+        summary = replace(summary, strategy=run_text(strategy), messages=_each(before, "collectives", taken),
+                          waited=_each(before, "collective_wait_seconds", taken))
     report.print_summary(console, summary)
     report.write_summary(folder, summary)
     if session.history.loss:
@@ -91,6 +137,11 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     console.print(f"{folder / 'training.png'} and {folder / 'summary.json'} written; {summary.seconds:.0f} s in all",
                   highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.unsaved else 0
+
+
+def _each(before: Mapping[str, float], name: str, taken: int) -> float:
+    """What a step has counted, on average."""
+    return (counters.stats()[name] - before[name]) / max(taken, 1)
 
 
 def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, console: Console) -> Session:
@@ -147,22 +198,23 @@ def _status(session: Session, bytes_: int) -> display.Status:
 
 def _summarise(session: Session, backend: backends.Backend, begin: float) -> report.Summary:
     history = session.history
-    counters = backend.counters()
+    counted = backend.counters()
     after = held_out_loss(session)
     prompt = [data.END, *session.tokenizer.encode(PROMPT).ids]
     written = complete(session.model, prompt, SAMPLE_TOKENS, data.END, session.recipe.seed)
-    compared = compare(session, backend) if backend.name != "eager" else None
+    alone = backend.name != "eager" and session.ranks.world == 1
+    compared = compare(session, backend) if alone else None
     return report.Summary(
         backend=backend.name,
         steps=session.step,
         seconds=time.perf_counter() - begin,
         shapes=report.shapes_of(history),
-        counters=counters,
+        counters=counted,
         held_out_before=session.held_out_before or 0.0,
         held_out_after=after,
         speed=history.speed(len(history.seconds)),
         resident_peak=max(history.resident, default=0),
-        arena_peak=max(int(counters.get("arena_peak_bytes", 0)), max(history.arena, default=0)),
+        arena_peak=max(int(counted.get("arena_peak_bytes", 0)), max(history.arena, default=0)),
         comparison=compared,
         sample=session.tokenizer.decode(written),
         limit=backend.limit,

@@ -12,7 +12,7 @@ from anyshape.base.config import bytes_of
 from anyshape.base.errors import AnyShapeError, LimitError
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.tools.demo.backends import loss_of
-from anyshape.tools.demo.display import readable_bytes
+from anyshape.tools.demo.show.display import readable_bytes
 from anyshape.tools.demo.training import Session
 from anyshape.tools.demo.watch import Watch
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from anyshape.base.files import write_atomically
 from anyshape.tools.demo.compare import Comparison
-from anyshape.tools.demo.display import readable_bytes
+from anyshape.tools.demo.show.display import readable_bytes
 from anyshape.tools.demo.training import History
 
 
@@ -23,7 +23,8 @@ class Summary:
     """All that the last page says. Losses are mean nats per token; `sample` is text the model wrote.
 
     limit: bytes, 0 for none; counted_peak: most bytes of a step under it; limited_steps: those that
-    computed something again.
+    computed something again. strategy: how steps were dealt out, "" on one rank; messages, waited: of a step
+    of the first rank, collectives, and seconds in which it stood still for them.
     """
 
     backend: str
@@ -41,6 +42,9 @@ class Summary:
     limit: int = 0
     counted_peak: int = 0
     limited_steps: int = 0
+    strategy: str = ""
+    messages: float = 0.0
+    waited: float = 0.0
 
 
 def shapes_of(history: History) -> int:
@@ -67,6 +71,10 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.arena_peak:
         memory += f", arena at most {readable_bytes(summary.arena_peak)}"
     table.add_row("memory", memory)
+    if summary.strategy:
+        table.add_row("strategy", summary.strategy)
+        table.add_row("communication", f"{summary.messages:.3g} messages a step, {summary.waited * 1e3:.3g} ms of it "
+                                       "exposed: this rank stood still")
     if summary.limit:
         table.add_row("limit", f"{readable_bytes(summary.limit)}; a step took at most "
                                f"{readable_bytes(summary.counted_peak)} by count, {summary.limited_steps} of "

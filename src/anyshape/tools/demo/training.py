@@ -17,6 +17,7 @@ from anyshape.base.errors import AnyShapeError
 from anyshape.tools.demo import checkpoint, data, measure
 from anyshape.tools.demo.backends import Backend
 from anyshape.tools.demo.model import DemoConfig, DemoLlama
+from anyshape.tools.demo.ranks import Ranks
 
 WARM_UP = 20  # steps
 HELD_OUT_BATCHES = 8
@@ -65,7 +66,7 @@ class History:
 
 @dataclass(slots=True)
 class Session:
-    """A run in progress: the fixed part first, then what every step changes."""
+    """A run in progress: the fixed part first, then what every step changes. ranks: those that train it together."""
 
     recipe: Recipe
     corpus: data.Corpus
@@ -77,6 +78,7 @@ class Session:
     cursor: data.Cursor = field(default_factory=data.Cursor)
     history: History = field(default_factory=History)
     held_out_before: float | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint; CheckpointError when the disk does not take it."""
@@ -162,13 +164,14 @@ def learning_rate(step: int, peak: float) -> float:
 def train_step(session: Session, backend: Backend) -> None:
     """Take the next batch and train on it; the session moves on only when the whole step is done."""
     batch, following = session.stream.take(session.cursor)
+    own = session.ranks.deal(batch)
     for group in session.optimizer.param_groups:
         group["lr"] = learning_rate(session.step, session.recipe.learning_rate)
     measure.forget_peak()
     predicted = again = 0
     with measure.counted_peak(backend.watch is not None) as counted:
         begin = time.perf_counter()
-        value = float(backend.step(batch.tokens, batch.targets))
+        value = float(backend.step(own.tokens, own.targets))
         seconds = time.perf_counter() - begin
     if backend.watch is not None:
         _, predicted, again = backend.watch.peak(*batch.tokens.shape)
@@ -252,24 +255,27 @@ def train(
 ) -> Outcome:
     """Train up to `steps`, saving on the way and at the end or the stop.
 
-    A checkpoint that cannot be written does not end the training: the next one may find room.
+    A checkpoint that cannot be written does not end the training: the next one may find room. Of several ranks, a stop
+    that one is asked for stops all, and the first one saves.
     """
     unsaved = ""
     saved = -1
-    while session.step < steps and not stop.asked:
+    while not session.ranks.any(stop.asked) and session.step < steps:
         train_step(session, backend)
         after_step(session)
         if session.step % save_every == 0:
-            unsaved = _try_save(session, folder)
+            unsaved = _try_save(session, backend, folder)
             saved = session.step
-    if saved != session.step or unsaved:
-        unsaved = _try_save(session, folder)
+    if saved != session.step or session.ranks.any(bool(unsaved)):
+        unsaved = _try_save(session, backend, folder)
     return Outcome(session.step >= steps, unsaved)
 
 
-def _try_save(session: Session, folder: Path) -> str:
-    try:
-        session.save(folder)
-    except checkpoint.CheckpointError as error:
-        return str(error)
+def _try_save(session: Session, backend: Backend, folder: Path) -> str:
+    with backend.whole():
+        try:
+            if session.ranks.is_first:
+                session.save(folder)
+        except checkpoint.CheckpointError as error:
+            return str(error)
     return ""

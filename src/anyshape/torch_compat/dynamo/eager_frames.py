@@ -42,15 +42,37 @@ def uncompiled_words(target: Any) -> tuple[str, str]:
                 "compile the module or function that it was made from")
     if not isinstance(target, torch.nn.Module):
         return _suspended_words(target)
-    sharded = sys.modules.get("torch.distributed.fsdp")
-    kinds = [getattr(sharded, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
+    if isinstance(target, torch.nn.parallel.DistributedDataParallel):
+        return "", ""  # what is in it is compiled
+    fully = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     for module in target.modules():
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            return ("DistributedDataParallel is not compiled yet, nor what is in it",
-                    "compile the module that is in it: DistributedDataParallel(anyshape.compile(module))")
-        if any(kind is not None and isinstance(module, kind) for kind in kinds):
-            return "modules sharded by FSDP (fully_shard) are not compiled yet", "leave it as it is"
+            return ("a part of the module is under DistributedDataParallel, which runs as PyTorch, and all around it",
+                    "put DistributedDataParallel around all of it, or compile that part")
+        if fully is not None and isinstance(module, fully):
+            return ("FullyShardedDataParallel is not compiled, nor what is in it: it cuts weights out of one flat "
+                    "tensor while the model runs", "use torch.distributed.fsdp.fully_shard, which is compiled")
     return _suspended_words(target.forward)
+
+
+SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: what calls them "
+           "in a loop runs as PyTorch, and so do parts that are torch's own modules")
+COMPILE_PARTS = "compile the parts before they are sharded: fully_shard(anyshape.compile(block))"
+_SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
+
+
+def has_sharded_parts(target: Any) -> bool:
+    """Whether there are modules in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each
+    of them, run as PyTorch, and what is between hooks is a program. The module's own are outside of its frame."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and isinstance(target, torch.nn.Module) and any(
+        isinstance(module, kind) for module in target.modules() if module is not target)
+
+
+def is_at_sharding(one: Any) -> bool:
+    """Whether an entry of `graph_breaks` is a hook of FSDP2."""
+    stack = list(getattr(one, "user_stack", None) or ())
+    return bool(stack) and stack[-1].filename.startswith(_SHARDING)
 
 
 def _suspended_words(target: Any) -> tuple[str, str]:

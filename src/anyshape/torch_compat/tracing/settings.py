@@ -33,6 +33,7 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "skip_nnmodule_hook_guards": False,  # a hook that is added later must run: 0.3 us a module and call
     "trace_autograd_ops": True,  # torch.autograd.grad in a program: else its graph ends there, with what it needs lost
     "fake_tensor_cache_enabled": False,  # with symbolic sizes a hit costs more than the rule: 9 to 30 % of all calls
+    "optimize_ddp": False,  # one graph under DistributedDataParallel too, not one for each of its buckets
     "allow_rnn": True,  # recurrent layers are operators of ours (torch_compat/versions/python_kernels.py)
     "recompile_limit": 64,
     "accumulated_recompile_limit": 1024,

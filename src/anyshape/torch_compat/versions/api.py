@@ -249,6 +249,11 @@ def programs_of_others(code: Any, callback: FrameCallback) -> int:
     return sum(entry.backend is not backend for entry in entries(code))
 
 
+def comm_hooks(model: torch.nn.Module) -> Sequence[Any]:
+    """The communication hooks of a DistributedDataParallel; empty too where this torch does not say."""
+    return getattr(model, "_comm_hooks", ())
+
+
 def backend_of(callback: Any) -> Any:
     """The innermost function of a callback, by which Dynamo knows whose a program is."""
     while hasattr(callback, "_torchdynamo_orig_backend"):

@@ -17,11 +17,13 @@ class RandomState:
 
     @classmethod
     def now(cls, values: Iterable[Any]) -> RandomState:
-        """Of the host, and of the devices of those `values` that are tensors."""
+        """Of the host, and of the devices of those `values` that are tensors; a device whose module has no
+        get_rng_state keeps no state that could be restored."""
         devices = dict.fromkeys(one.device for one in values if isinstance(one, torch.Tensor)
                                 and one.device.type not in ("cpu", "meta"))
         return cls(torch.random.get_rng_state(), tuple(
-            (one, torch.get_device_module(one).get_rng_state(one)) for one in devices))
+            (one, module.get_rng_state(one)) for one in devices
+            if hasattr(module := torch.get_device_module(one), "get_rng_state")))
 
     def restore(self) -> None:
         """Random numbers will be those that they were."""

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from anyshape.tools.demo import chart
+from anyshape.tools.demo.show import chart
 
 PLAIN_SECONDS = 5.0
 

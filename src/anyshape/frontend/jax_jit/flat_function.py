@@ -1,0 +1,272 @@
+"""A function of arrays in a line, compiled for all sizes: called with arrays, and inside of JAX's transforms.
+
+    arrays                    its program, by DLPack
+    in jax.jit, lax.scan...   the program by XLA's FFI (ffi_programs.py)
+    in jax.grad               the program of its gradient, a flat function as well, which computes the forward again
+    in jax.vmap               the program of the function over one more dim, a flat function as well
+
+What cannot be compiled runs as JAX runs it, and is counted.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from anyshape.base.config import Config
+from anyshape.base.errors import Unsupported
+from anyshape.base.optional_packages import needed_by
+from anyshape.frontend.importer_stablehlo.callable import StablehloCallable, to_jax
+from anyshape.frontend.importer_stablehlo.reader import read
+from anyshape.frontend.jax_jit import ffi_handler, ffi_programs
+from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused, specs_of
+from anyshape.frontend.programs.session import Compilation
+
+with needed_by("anyshape.jax.jit"):
+    import jax
+    from jax import export
+    from jax import numpy as jnp
+    from jax.custom_batching import custom_vmap
+    from jax.extend import source_info_util
+
+source_info_util.register_exclusion(__file__)  # programs' steps are told by the lines of the user's function
+Flat = Callable[..., tuple[Any, ...]]
+MOST_FROZEN = 6  # sizes that are made numbers one by one; then all are
+MOST_KNOWN = 1024  # sizes of calls whose program is at hand
+
+
+class _Inlining(threading.local):
+    """Whether a function is being exported: compiled functions that it calls become a part of it."""
+
+    on = False
+
+
+_inlining = _Inlining()
+
+
+class SizedProgram:
+    """A program for arguments of some classes of sizes."""
+
+    def __init__(self, classes: SizeClasses, exported: Any, compilation: Compilation, config: Config) -> None:
+        self.classes = classes
+        self.exported = exported
+        text = exported.mlir_module_serialized
+        self.program = StablehloCallable(read(text), config, compilation)
+        self.number = ffi_programs.number_of(text, config)
+        self.kept = exported.module_kept_var_idx
+        self.results: dict[Sizes, list[Any]] = {}
+
+    def __call__(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The results, arrays of JAX."""
+        avals = self.exported.in_avals
+        given = [_array(leaves[k], avals[k].dtype) for k in self.kept]
+        return tuple(map(to_jax, self.program.tensors(given)))
+
+    def traced(self, leaves: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
+        """The results in a trace: a call of XLA."""
+        results = self.results.get(sizes)
+        if results is None:
+            specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(jax.typeof, leaves)]
+            results = list(jax.eval_shape(self.exported.call, *specs))
+            if len(self.results) < MOST_KNOWN and all(isinstance(size, int) for size in sizes):
+                self.results[sizes] = results
+        ffi_programs.offered(self.program, self.number)
+        avals = self.exported.in_avals
+        given = [jnp.asarray(leaves[k], avals[k].dtype) for k in self.kept]
+        return tuple(jax.ffi.ffi_call(ffi_handler.TARGET, results)(*given, program=np.int64(self.number)))
+
+
+def _array(leaf: Any, dtype: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf, dtype)
+
+
+class FlatFunction:
+    """See the head of this file. Its arguments have the same dtypes and numbers of dims in every call.
+
+    Args:
+        function: arrays -> a tuple of arrays, as JAX traces it.
+        name, labels: of it and its arguments, for messages and as names of sizes.
+        specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py.
+    """
+
+    def __init__(self, function: Flat, name: str, labels: Sequence[str], compilation: Compilation,
+                 specs: Sequence[Any] | None = None) -> None:
+        self.function = function
+        self.name = name
+        self.labels = tuple(labels)
+        self.compilation = compilation
+        self.config = compilation.config
+        self.specs = specs
+        self.plain = jax.jit(function)
+        self.programs: list[SizedProgram] = []
+        self.known: dict[Sizes, SizedProgram] = {}
+        self.calls: list[Sizes] = []
+        self.frozen: dict[int, str] = {}
+        self.refusal = ""
+        self.derived: dict[Any, FlatFunction] = {}
+        self.lock = threading.RLock()
+        self.differentiable = self._with_rules()
+
+    def __call__(self, *leaves: Any) -> tuple[Any, ...]:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self.function(*leaves) if _inlining.on else self.differentiable(*leaves)
+        return self._run(*leaves)
+
+    def _run(self, *leaves: Any) -> tuple[Any, ...]:
+        avals = [jax.typeof(leaf) for leaf in leaves]
+        sizes = tuple(size for aval in avals for size in aval.shape)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        program = self.known.get(sizes) or self._program(avals, sizes)
+        if program is None:
+            self.compilation.ran_eagerly(self.refusal)
+            return self.plain(*leaves)  # type: ignore[no-any-return]
+        return program.traced(leaves, sizes) if traced else program(leaves)
+
+    # ---- programs
+
+    def _program(self, avals: Sequence[Any], sizes: Sizes) -> SizedProgram | None:
+        """The program for these sizes, compiled if there is none; None: JAX runs them."""
+        with self.lock:
+            if self.refusal:
+                return None
+            found = next((one for one in reversed(self.programs) if one.classes.serves(sizes)), None)
+            if found is None:
+                found = self._compiled(avals, sizes)
+            if found is not None and all(isinstance(size, int) for size in sizes):
+                if len(self.known) >= MOST_KNOWN:
+                    self.known.clear()
+                self.known[sizes] = found
+            return found
+
+    def _compiled(self, avals: Sequence[Any], sizes: Sizes) -> SizedProgram | None:
+        """A new program; where JAX or the compiler refuses a symbolic size, with a number in its place."""
+        self.calls.append(sizes)
+        names = names_of(self.labels, [len(aval.shape) for aval in avals])
+        frozen = 0
+        while True:
+            classes = SizeClasses((), {}) if self.specs is not None else classes_of(self.calls, names, self.frozen)
+            try:
+                made = self._exported(classes, self.specs or specs_of(classes, avals))
+                self.programs.append(made)
+                return made
+            except Exception as error:  # of JAX, of the function itself, or of the compiler
+                if not frozen:
+                    self._raise_own(avals)
+                chosen = refused(classes, str(error)) if self.specs is None else None
+                if chosen is None:
+                    self._refuse(error)
+                    return None
+                frozen += 1
+                every = [chosen] if frozen <= MOST_FROZEN else list(classes.groups)
+                for name, places in every:
+                    self._freeze(name, places, sizes, error)
+
+    def _freeze(self, name: str, places: Sequence[int], sizes: Sizes, error: Exception) -> None:
+        reason = f"the size {name} is the number {sizes[places[0]]}: {_first_line(error)}"
+        self.frozen.update(dict.fromkeys(places, reason))
+        self.compilation.record(self.name, "sizes", reason)
+
+    def _raise_own(self, avals: Sequence[Any]) -> None:
+        """Raises what the function itself raises at these sizes."""
+        with _as_part():
+            jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+                                            for aval in avals))
+
+    def _exported(self, classes: SizeClasses, specs: Sequence[Any]) -> SizedProgram:
+        with _as_part():
+            exported = export.export(jax.jit(self.function), platforms=("cpu",))(*specs)
+        self.compilation.tracing = (self.name, "other sizes were equal" if self.programs else "", "jax")
+        return SizedProgram(classes, exported, self.compilation, self.config)
+
+    def _refuse(self, error: Exception) -> None:
+        reason = _first_line(error)
+        if self.config.strict:
+            raise Unsupported(f"{self.name} cannot be compiled", where="anyshape.jax.jit", why=str(error),
+                              do="rewrite that part, or leave strict out: it then runs as JAX runs it") from error
+        self.refusal = reason
+        self.compilation.record(self.name, "jax", reason)
+
+    # ---- transforms
+
+    def _with_rules(self) -> Callable[..., tuple[Any, ...]]:
+        @custom_vmap
+        def batchable(*leaves: Any) -> tuple[Any, ...]:
+            return self._run(*leaves)
+
+        @batchable.def_vmap
+        def batched(_size: int, which: Sequence[Any], *leaves: Any) -> Any:
+            results = self._batched(tuple(which), leaves)
+            return results, tuple(True for _ in results)
+
+        @jax.custom_vjp
+        def differentiable(*leaves: Any) -> tuple[Any, ...]:
+            return batchable(*leaves)  # type: ignore[no-any-return]
+
+        def forward(*leaves: Any) -> Any:
+            return self(*leaves), leaves
+
+        def backward(leaves: Sequence[Any], gradients: Sequence[Any]) -> Any:
+            return self._gradients(leaves, gradients)
+
+        differentiable.defvjp(forward, backward)
+        return differentiable  # type: ignore[no-any-return]
+
+    def _batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        axes = tuple(0 if one else None for one in which)
+        return self._derived(("vmap", axes), lambda: FlatFunction(
+            jax.vmap(self.function, axes), f"vmap of {self.name}", self.labels, self.compilation))(*leaves)
+
+    def _gradients(self, leaves: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of all arguments; None for those that have none."""
+        of = tuple(k for k, leaf in enumerate(leaves) if jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact))
+        by = tuple(k for k, one in enumerate(gradients) if one.dtype != jax.dtypes.float0)
+        if not of or not by:
+            return (None,) * len(leaves)
+        labels = *self.labels, *(f"gradient_{k}" for k in by)
+        found = self._derived(("grad", of, by), lambda: FlatFunction(
+            _gradient(self.function, of, by, len(leaves)), f"gradient of {self.name}", labels,
+            self.compilation))(*leaves, *(gradients[k] for k in by))
+        every: list[Any] = [None] * len(leaves)
+        for k, one in zip(of, found, strict=True):
+            every[k] = one
+        return tuple(every)
+
+    def _derived(self, key: Any, make: Callable[[], FlatFunction]) -> FlatFunction:
+        with self.lock:
+            if key not in self.derived:
+                self.derived[key] = make()
+            return self.derived[key]
+
+
+def _gradient(function: Flat, of: Sequence[int], by: Sequence[int], count: int) -> Flat:
+    """The function from arguments and the gradients of results `by` to those of arguments `of`."""
+    def gradient(*every: Any) -> tuple[Any, ...]:
+        leaves, gradients = every[:count], every[count:]
+
+        def chosen(*some: Any) -> list[Any]:
+            given = dict(zip(of, some, strict=True))
+            results = function(*(given.get(k, leaf) for k, leaf in enumerate(leaves)))
+            return [results[k] for k in by]
+
+        _, back = jax.vjp(chosen, *(leaves[k] for k in of))
+        return tuple(back(list(gradients)))
+
+    return gradient
+
+
+@contextlib.contextmanager
+def _as_part() -> Iterator[None]:
+    before, _inlining.on = _inlining.on, True
+    try:
+        yield
+    finally:
+        _inlining.on = before
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, in a line."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return (f"{type(error).__name__}: " if not isinstance(error, Unsupported) else "") + " ".join(lines[:2])[:300]

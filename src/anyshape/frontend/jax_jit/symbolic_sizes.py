@@ -1,0 +1,92 @@
+"""Which dims of a function's arguments are symbolic when JAX exports it, and which of them are one size.
+
+    x f32[3, 8], w f32[8, 5]  -->  x f32[x_0, x_1], w f32[x_1, w_1]
+
+Every dim is symbolic. JAX has to know which ones are equal, so dims of one size in the first call are taken as one,
+and a dim of 0 or 1, which broadcasts, as that number. A call that this does not fit has another program made, which
+tells those dims apart that differed in any call so far. A dim that JAX refuses to leave open is a number, with a
+reason.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.base.optional_packages import needed_by
+
+with needed_by("anyshape.jax.jit"):
+    import jax
+    from jax import export
+
+Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClasses:
+    """What a program takes for granted. groups: places of dims that are one size, at least 1, each with its name.
+    fixed: place -> size of the others."""
+
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    fixed: Mapping[int, Any]
+
+    def serves(self, sizes: Sizes) -> bool:
+        """Whether arguments of these sizes are such."""
+        return all(_same(sizes[place], size) for place, size in self.fixed.items()) and all(
+            all(_same(sizes[place], sizes[places[0]]) for place in places[1:])
+            and not (isinstance(sizes[places[0]], int) and sizes[places[0]] < 1) for _, places in self.groups)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) if isinstance(a, int) == isinstance(b, int) else False
+
+
+def classes_of(calls: Sequence[Sizes], names: Sequence[str], frozen: Mapping[int, str]) -> SizeClasses:
+    """For the last of some calls, telling apart what differed in any of them. frozen: places that are to be numbers."""
+    last = calls[-1]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    fixed = {}
+    for place, size in enumerate(last):
+        every = tuple(one[place] for one in calls)
+        if place in frozen or (isinstance(size, int) and (size == 0 or (size == 1 and set(every) == {1}))):
+            fixed[place] = size
+        else:
+            groups.setdefault(every, []).append(place)
+    return SizeClasses(tuple((names[places[0]], tuple(places)) for places in groups.values()), fixed)
+
+
+def names_of(labels: Sequence[str], ranks: Sequence[int]) -> list[str]:
+    """A name for each dim, of the label of its argument: all differ."""
+    found: list[str] = []
+    for label, rank in zip(labels, ranks, strict=True):
+        word = re.sub(r"\W+", "_", label).strip("_") or "x"
+        word = f"x_{word}" if word[0].isdigit() else word
+        for dim in range(rank):
+            name = f"{word}_{dim}"
+            found.append(name if name not in found else f"{name}_{len(found)}")
+    return found
+
+
+def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The arguments with symbolic sizes, to be exported."""
+    scope = export.SymbolicScope()
+    sizes: dict[int, Any] = dict(classes.fixed)
+    if classes.groups:
+        symbols = export.symbolic_shape(", ".join(name for name, _ in classes.groups), scope=scope)
+        for symbol, (_, places) in zip(symbols, classes.groups, strict=True):
+            sizes.update(dict.fromkeys(places, symbol))
+    found, at = [], 0
+    for aval in avals:
+        shape = tuple(sizes[at + dim] for dim in range(len(aval.shape)))
+        at += len(shape)
+        found.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
+    return found
+
+
+def refused(classes: SizeClasses, said: str) -> tuple[str, tuple[int, ...]] | None:
+    """The size that becomes a number where JAX refused an export, by what it said: of the symbols that it names, or of
+    all, that which most dims have, and of those the last: sizes of weights and features rather than of a batch. None:
+    there is none left."""
+    named = [(name, places) for name, places in classes.groups if re.search(rf"\b{re.escape(name)}\b", said)]
+    return max(named or classes.groups, key=lambda group: (len(group[1]), group[1][-1]), default=None)

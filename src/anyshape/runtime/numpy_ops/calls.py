@@ -1,0 +1,86 @@
+"""The list of operators that numpy does, and calls of them by a step's template (ops/extern.py).
+
+A template's entries become numbers, texts and arrays, and nothing else: a file may name what is on the list, with any
+arguments; what does not fit is an error, and no result that is none of the declared size is taken.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from anyshape.base.errors import AnyShapeError, VerifyError
+from anyshape.ir.graph import Attr
+from anyshape.ops.extern import check_template
+from anyshape.runtime.numpy_ops import convolution, elements, pooling, recurrent, resize
+
+OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
+_OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "aten.convolution.default": convolution.aten_convolution,
+    **elements.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
+})
+_OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})
+_KINDS = ("operand", "list", "none", "int", "float", "bool", "str", "dtype", "permuted", "memory_format", "layout",
+          "device")
+
+
+def reason_against(target: str, template: Attr, operands: int, effect: int = 0) -> str:
+    """Why numpy does not do such a call; "" where it does."""
+    if target.startswith(OWN):
+        return "" if target.removeprefix(OWN) in _OWN else f"there is no native routine for {target}"
+    if effect or target not in _OPERATORS:
+        return f"there is no native routine for {target}"
+    try:
+        check_template(template, operands)
+    except VerifyError as error:
+        return error.what
+    return ""
+
+
+def call(target: str, template: Attr, operands: Sequence[Any], where: str = "") -> tuple[Any, ...]:
+    """The results of an operator on the list, for arrays (half precision as f32) and numbers.
+
+    Raises:
+        VerifyError: it is not on the list, or its arguments do not fit.
+    """
+    reason = reason_against(target, template, len(operands))
+    if reason:
+        raise VerifyError(f"{target} cannot run without PyTorch", where=where, why=reason,
+                          do="run the program with PyTorch")
+    try:
+        if target.startswith(OWN):
+            attrs: Any = template
+            found = _own(target.removeprefix(OWN), dict(attrs), operands)
+        else:
+            parts: Any = template
+            arguments, keywords = parts
+            found = _OPERATORS[target](*(_value(entry, operands) for entry in arguments[1:]),
+                                       **{name: _value(entry, operands) for name, entry in keywords[1:]})
+    except AnyShapeError:
+        raise
+    except (ArithmeticError, AttributeError, IndexError, KeyError, MemoryError, TypeError, ValueError) as error:
+        raise VerifyError(f"{target} cannot run with these arguments", where=where, why=str(error)[:300],
+                          do="look at what it is called with, and save the program again") from error
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _own(op: str, attrs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+    x, w, *bias = operands
+    return _OWN[op](x, w, bias[0] if bias else None, attrs["stride"], attrs["padding"], attrs["dilation"],
+                    attrs["groups"], last=True)
+
+
+def _value(entry: Any, operands: Sequence[Any]) -> Any:
+    """What an entry of a template stands for."""
+    tag = entry[0]
+    if tag == "operand":
+        return operands[entry[1]]
+    if tag == "list":
+        return [_value(item, operands) for item in entry[1:]]
+    if tag == "permuted":
+        return operands[entry[1]].transpose(entry[2:])
+    if tag == "none":
+        return None
+    if tag not in _KINDS:
+        raise ValueError(f"{entry!r} is nothing that numpy knows")
+    return entry[1]

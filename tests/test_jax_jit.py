@@ -1,0 +1,205 @@
+"""`anyshape.jax.jit`: a function of JAX as one program for all sizes, alone and inside of JAX's transforms."""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import export, lax
+from jax import numpy as jnp
+
+import anyshape
+from anyshape.base.errors import ConfigError, InputError, Unsupported
+from anyshape.frontend.jax_jit import ffi_handler
+
+DRAW = np.random.default_rng(0)
+W = {"w": DRAW.normal(size=(6, 4)).astype(np.float32)}
+
+
+def layer(params: Any, x: Any) -> Any:
+    return jnp.tanh(x @ params["w"]), x.sum()
+
+
+def loss(params: Any, x: Any) -> Any:
+    return (layer(params, x)[0] ** 2).mean()
+
+
+@pytest.fixture(scope="module")
+def fast() -> Any:
+    return anyshape.jax.jit(layer, strict=True)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return DRAW.normal(size=shape).astype(np.float32)
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert isinstance(a, jax.Array) and a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def grown(before: dict[str, Any], name: str) -> Any:
+    return anyshape.stats()[name] - before[name]
+
+
+def test_one_program_for_all_sizes(fast: Any) -> None:
+    before = anyshape.stats()
+    for shape in ((3, 5, 6), (1, 1, 6), (6, 6, 6), (2, 31, 6)):
+        x = numbers(*shape)
+        for given in (x, jnp.asarray(x)):
+            same(fast(W, given), layer(W, given))
+    assert grown(before, "programs") == 1 and grown(before, "eager_calls") == 0
+    assert "x_0 (dim 0 of argument 1)" in str(fast.explain()) and "\n" in str(fast.memory())
+
+
+def test_inside_of_transforms(fast: Any) -> None:
+    """Each is one program, of all sizes."""
+    x, xs = numbers(3, 5, 6), numbers(4, 3, 5, 6)
+
+    def ours(params: Any, x: Any) -> Any:
+        return (fast(params, x)[0] ** 2).mean()
+
+    for wrap in (lambda f: f, jax.jit):
+        same(wrap(lambda x: fast(W, x * 2)[0] + 1)(x), layer(W, x * 2)[0] + 1)
+        same(wrap(jax.grad(ours))(W, x), jax.grad(loss)(W, x))
+        same(wrap(jax.vmap(fast, (None, 0)))(W, xs), jax.vmap(layer, (None, 0))(W, xs))
+    before = anyshape.stats()
+    same(jax.jit(jax.grad(ours))(W, x[:, :2]), jax.grad(loss)(W, x[:, :2]))
+    same(jax.jit(lambda xs: lax.map(lambda x: fast(W, x)[0], xs))(xs), layer(W, xs)[0])
+    assert grown(before, "programs") == 0
+    same(jax.jit(jax.vmap(jax.grad(ours), (None, 0)))(W, xs), jax.vmap(jax.grad(loss), (None, 0))(W, xs))
+
+
+def test_an_export_with_symbolic_sizes_calls_the_program(fast: Any) -> None:
+    """Sizes are read at run time."""
+    shape = export.symbolic_shape("b, t, 6")
+    whole = export.export(jax.jit(lambda x: fast(W, x)[0] + 1), disabled_checks=[
+        export.DisabledSafetyCheck.custom_call(ffi_handler.TARGET)])(jax.ShapeDtypeStruct(shape, jnp.float32))
+    for sizes in ((3, 5, 6), (2, 1, 6)):
+        x = numbers(*sizes)
+        same(jax.jit(whole.call)(x), layer(W, x)[0] + 1)
+
+
+def test_sizes_that_were_equal_are_told_apart_once_they_differ() -> None:
+    fast = anyshape.jax.jit(lambda a, b: a @ b, strict=True)
+    before = anyshape.stats()
+    for m, k, n in ((4, 4, 4), (3, 4, 5), (4, 4, 4), (7, 2, 9), (5, 5, 5)):
+        a, b = numbers(m, k), numbers(k, n)
+        same(fast(a, b), jnp.asarray(a @ b))
+    assert grown(before, "programs") == 2
+    assert fast(numbers(0, 4), numbers(4, 5)).shape == (0, 5)
+
+
+def test_a_size_that_jax_refuses_is_a_number() -> None:
+    fast = anyshape.jax.jit(lambda x: x.reshape(x.shape[0], 2, -1).sum(1), strict=True)
+    before = anyshape.stats()
+    for rows in (3, 5, 2):
+        x = numbers(rows, 6)
+        same(fast(x), jnp.asarray(x.reshape(rows, 2, 3).sum(1)))
+    assert grown(before, "programs") == 1
+    assert "the size x_1 is the number 6" in str(fast.explain())
+
+
+def test_the_user_says_which_dims_are_symbolic() -> None:
+    fast = anyshape.jax.jit(lambda x, y: x + y, shapes=("n, _", None), constraints=("n <= 8",), strict=True)
+    y = numbers(3)
+    for n in (2, 8):
+        same(fast(numbers(n, 3) * 0, y), jnp.zeros((n, 3)) + y)
+    for call in (fast, jax.jit(lambda x, y: fast(x, y))):
+        with pytest.raises((InputError, ValueError, jax.errors.JaxRuntimeError), match="n"):
+            jax.block_until_ready(call(numbers(9, 3), y))
+    assert anyshape.jax.jit(lambda: jnp.ones(2))().shape == (2,)
+
+
+def test_static_arguments_numbers_and_keywords() -> None:
+    @anyshape.jax.jit(static_argnames="kind", strict=True)
+    def f(x: Any, scale: Any = 1.0, *, kind: str = "sum") -> Any:
+        return {"all": getattr(jnp, kind)(x, 0) * scale, "none": None}
+
+    for x in (numbers(3, 4), numbers(5, 4).astype(np.float64), np.arange(8).reshape(2, 4)):
+        for kind, scale in (("sum", 2), ("max", 0.5)):
+            wanted = {"all": getattr(jnp, kind)(jnp.asarray(x), 0) * scale, "none": None}
+            same(f(x, scale, kind=kind), wanted)
+    with pytest.raises(InputError, match="cannot be hashed"):
+        f(numbers(2, 2), kind=["sum"])
+    with pytest.raises(ConfigError, match="given a int"):
+        anyshape.jax.jit(3)
+
+
+def test_what_cannot_be_compiled_runs_as_jax_runs_it() -> None:
+    def printed(x: Any) -> Any:
+        return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    fast = anyshape.jax.jit(printed)
+    before = anyshape.stats()
+    x = numbers(3)
+    same(fast(x), jnp.asarray(x * 2))
+    same(jax.jit(lambda x: fast(x) + 1)(x), jnp.asarray(x * 2 + 1))
+    assert grown(before, "eager_calls") == 2 and grown(before, "programs") == 0
+    assert "callback" in str(fast.explain())
+    with pytest.raises(Unsupported, match="printed cannot be compiled"):
+        anyshape.jax.jit(printed, strict=True)(x)
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        anyshape.jax.jit(lambda a, b: a + b)(numbers(3), numbers(4))
+
+
+def test_other_dtypes_and_loops_run_inside_of_xla() -> None:
+    """Some of their steps are no native code, or their values are held in other dtypes: these run on copies."""
+    def f(key: Any, x: Any, n: Any) -> Any:
+        bits = jax.random.bits(key, (3,), jnp.uint32)
+        turned = lax.fori_loop(0, n, lambda i, a: a * 1.5, x)
+        return bits, turned.astype(jnp.bfloat16), x > 0, x
+
+    key, x = np.array([0, 7], np.uint32), numbers(5)
+    fast = anyshape.jax.jit(f, strict=True)
+    for n in (2, 0):
+        for call in (fast, jax.jit(lambda *given: fast(*given))):
+            same(call(key, x, n), f(key, jnp.asarray(x), n))
+
+
+def test_errors_come_through_xla_with_our_words() -> None:
+    fast = anyshape.jax.jit(lambda x: x * 2, strict=True)
+    called = jax.jit(lambda x: jax.ffi.ffi_call(ffi_handler.TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))(
+        x, program=np.int64(12345)))
+    assert jax.jit(lambda x: fast(x))(numbers(2)).shape == (2,)  # makes the handler
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: XLA calls a program that this process"):
+        called(numbers(3)).block_until_ready()
+
+
+def test_a_program_is_called_from_threads_and_outlives_its_function() -> None:
+    def inner(x: Any) -> Any:
+        return jnp.cumsum(x * 2, 0)
+
+    whole = jax.jit(lambda x: anyshape.jax.jit(inner, strict=True)(x) + 1)
+    inputs = [numbers(n, 4) for n in (2, 3, 2, 5)]
+    wrong: list[int] = []
+
+    def work(x: np.ndarray) -> None:
+        for _ in range(20):
+            if not np.allclose(whole(x), np.cumsum(x * 2, 0) + 1, rtol=1e-4, atol=1e-5):
+                wrong.append(len(x))
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in inputs]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+
+
+def test_compiled_functions_within_one_are_a_part_of_it(fast: Any) -> None:
+    outer = anyshape.jax.jit(lambda x: fast(W, x)[0] * 3, strict=True)
+    before = anyshape.stats()
+    x = numbers(3, 5, 6)
+    same(outer(x), layer(W, x)[0] * 3)
+    assert grown(before, "programs") == 1
+
+
+def test_what_jax_has_and_this_has_not(fast: Any) -> None:
+    x = numbers(3, 5, 6)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: fast(W, x)[0], (x,), (x,))
