@@ -24,13 +24,17 @@ _NAME = re.compile(r"step-(\d{9,})(?:\.(\d+))?")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole ones, oldest first."""
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and (path / ".metadata").is_file():
-            found.append(((int(match[1]), int(match[2] or 0)), path))
-    return [path for _, path in sorted(found)]
+    """The whole ones, those of fewest steps first; of as many steps, in the order in which they were saved."""
+    found = [path for path in (folder.iterdir() if folder.is_dir() else ())
+             if _NAME.fullmatch(path.name) and (path / ".metadata").is_file()]
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Steps made, and which of the checkpoints at this step it is."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
 
 
 class StepWriter(FileSystemWriter):
@@ -70,14 +74,12 @@ class StepWriter(FileSystemWriter):
         """On one rank, after all have written: the checkpoint counts from its rename on."""
         super().finish(metadata, results)  # type: ignore[arg-type]
         _flush(self.part)
-        whole, number = self.folder / f"step-{self.count:09d}", 0
-        while whole.exists():  # saved before at this step
-            number += 1
-            whole = self.folder / f"step-{self.count:09d}.{number}"
+        others = checkpoints(self.folder)
+        # saved before at this step: the number after the last one's, for the first ones may be gone
+        numbers = [number for count, number in map(_order, others) if count == self.count]
+        whole = self.folder / (f"step-{self.count:09d}" + (f".{max(numbers) + 1}" if numbers else ""))
         self.part.rename(whole)
         _flush(self.folder)
-        # those after this one are of a run that went on from before it
-        others = [path for path in checkpoints(self.folder) if path != whole]
         for path in others[:max(len(others) + 1 - self.keep, 0)]:
             shutil.rmtree(path)
 
