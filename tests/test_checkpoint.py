@@ -81,6 +81,12 @@ def test_a_step_goes_on_bit_by_bit(tmp_path: Path) -> None:
                            one["optimizer"]["state"]["up.weight"]["exp_avg"])
         assert '"lr": 0.1' in rest.metadata()["optimizer.param_groups"]
 
+    trained(other, its, range(7, 8))  # the step has ended: no gradients are gathered, and no weight has been used
+    other.save(tmp_path, schedule=its)
+    before = other.state_dict()
+    assert other.load(tmp_path, schedule=its) == other.count == 4
+    assert other.state_dict()["uses"] == before["uses"] == {}
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -118,7 +118,8 @@ class NamedSavePlanner(DefaultSavePlanner):
     """
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
-        super().__init__(flatten_state_dict=False)
+        # both ways to flatten lose empty dicts that lie in plain data
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.paths = dict(paths)
 
     def set_up_planner(self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None,
