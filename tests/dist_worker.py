@@ -8,10 +8,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,14 +319,87 @@ def other_rows() -> dict[str, Any]:
     return refusal(lambda: step(torch.full((2, 9), rank)))
 
 
+def saved(mode: str, folder: str, before: str = "") -> dict[str, Any]:
+    """Three steps, a checkpoint that is written beside three more, and from it three more again, in a new step under
+    each of the strategies; from `before`, a checkpoint of other processes, too."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    def made(mode: str, seed: int) -> tuple[Any, nn.Module]:
+        torch.manual_seed(seed)
+        model = Llama(layers=1 if "pp" not in mode else 2).double()
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy_of(mode, world),
+                                   strict=True, threads=1), model
+
+    def go(step: Any, model: nn.Module, mode: str, numbers: range) -> list[Tensor]:
+        place, count = coordinates_of(strategy_of(mode, world), rank, world)
+        for number in numbers:
+            torch.manual_seed(number)
+            step(torch.randint(0, 60, (4, 6 + 5 * number)).tensor_split(count)[place])
+        with step.whole():
+            return [one.detach().clone() for one in model.parameters()]
+
+    first, *others = mode.split(",")
+    step, model = made(first, 0)
+    if before:
+        step.load(before)
+    go(step, model, first, range(3))
+    step.save(folder, wait=False)
+    wanted = go(step, model, first, range(3, 5))
+    step.wait_for_save()
+    step.load(folder)  # into parts that are there
+    again = go(step, model, first, range(3, 5))
+    found = {"differing": sum(not torch.equal(a, b) for a, b in zip(again, wanted, strict=True)), "count": step.count,
+             "parts": len(step._whole.state.distribution.parts)}
+    worst = 0.0
+    for other in others:
+        fresh, its = made(other, 1)
+        fresh.load(folder)
+        ends = go(fresh, its, other, range(3, 5))
+        worst = max([worst, *map(difference, ends, wanted)])
+        if other == first:
+            found["differing"] += sum(not torch.equal(a, b) for a, b in zip(ends, wanted, strict=True))
+    return {**found, "worst": worst, "sums": [float(one.sum()) for one in wanted]}
+
+
+def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
+    """Rank 1 is lost in its third step; where it was started again, all go on from the checkpoint."""
+    rank, model = dist.get_rank(), Llama(layers=1).double()
+    step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1)
+    begun = step.load(folder, missing_ok=True)
+
+    def take(number: int) -> None:
+        torch.manual_seed(number)
+        step(torch.randint(0, 60, (4, 9)))
+
+    for number in range(begun, 4):
+        if number == 2 and rank == 1 and not begun:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            step("no batch")
+        if rank == 0 and number == 2 and not begun and how != "restarted":
+            return refusal(partial(take, number))
+        take(number)
+        step.save(folder)
+    return {"count": step.count, "begun": begun}
+
+
 def main() -> None:
-    dist.init_process_group("gloo")
+    address = os.environ.get("DIST_FILE")  # instead of a port, for processes without torchrun
+    if address:
+        dist.init_process_group("gloo", init_method=f"file://{address}", rank=int(os.environ["RANK"]),
+                                world_size=int(os.environ["WORLD_SIZE"]))
+    else:
+        dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
            "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
+    elif mode == "saved":
+        found = saved(*options)
+    elif mode == "loses":
+        found = loses(*options)
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
@@ -333,7 +408,8 @@ def main() -> None:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
-    dist.destroy_process_group()
+    if mode != "loses":  # a group that lost a rank is not asked to end
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

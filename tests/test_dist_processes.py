@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,18 +17,20 @@ import anyshape
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.strategies import strategy_of
+from anyshape.frontend.checkpoint.folder import checkpoints
+from dist_model import Llama, next_token_loss
 
 WORKER = Path(__file__).parent / "dist_worker.py"
 SECONDS = 600  # a hang ends here
 
 
-def ranks(world: int, *arguments: str) -> list[dict[str, Any]]:
+def ranks(world: int, *arguments: str, restarts: int = 0) -> list[dict[str, Any]]:
     """What each rank of the worker printed, in order."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
-               str(WORKER), *arguments]
+               f"--max-restarts={restarts}", str(WORKER), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([
         str(Path(anyshape.__file__).parent.parent), str(WORKER.parent), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -167,3 +170,43 @@ def test_what_is_no_strategy_says_so() -> None:
         with pytest.raises(ConfigError) as caught:
             strategy_of(given, 2)
         assert caught.value.why and caught.value.do
+
+
+@pytest.mark.parametrize("modes", [
+    "fsdp,fsdp,zero1", *(pytest.param(f"{first},{first},{second}", marks=pytest.mark.full) for first, second in (
+        ("ddp", "fsdp"), ("zero1", "tp"), ("tp", "ddp"), ("sp", "fsdp"), ("pp", "zero1"), ("fsdp", "pp")))])
+def test_a_checkpoint_goes_on_bit_by_bit_and_under_another_strategy(modes: str, tmp_path: Path) -> None:
+    found = ranks(2, "saved", modes, str(tmp_path))
+    for one in found:
+        assert one["differing"] == 0 and one["worst"] < 1e-12 and one["count"] == 5, found
+    if modes.startswith("fsdp,fsdp,zero1"):  # into one process
+        model = Llama(layers=1).double()
+        step = anyshape.train_step(model, next_token_loss, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3),
+                                   strict=True, threads=1)
+        assert step.load(tmp_path) == 3
+        for number in (3, 4):
+            torch.manual_seed(number)
+            step(torch.randint(0, 60, (4, 6 + 5 * number)))
+        sums = [float(one.sum()) for one in model.parameters()]
+        assert sums == pytest.approx(found[0]["sums"], rel=1e-10)
+
+
+def test_a_rank_that_is_killed_ends_the_others_with_its_words(tmp_path: Path) -> None:
+    command = [sys.executable, str(WORKER), "loses", "ddp", "killed", str(tmp_path / "run")]
+    path = os.pathsep.join([str(Path(anyshape.__file__).parent.parent), str(WORKER.parent)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "WORLD_SIZE": "2",
+                   "DIST_FILE": str(tmp_path / "meeting")}
+    first, second = (subprocess.Popen(command, env={**environment, "RANK": str(rank)}, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2))
+    output, errors = first.communicate(timeout=SECONDS)
+    second.communicate(timeout=SECONDS)
+    assert second.returncode == -signal.SIGKILL and first.returncode == 0, errors[-4000:]
+    lines = json.loads(output.splitlines()[-1])["lines"]
+    assert lines[0] == "rank 1 is lost" and [line.split()[0] for line in lines[1:]] == ["where:", "why:", "do:"], lines
+    assert [one.name for one in checkpoints(tmp_path / "run")] == ["step-000000001", "step-000000002"]
+
+
+@pytest.mark.full
+def test_torchrun_starts_ranks_again_which_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    for one in ranks(2, "loses", "fsdp", "restarted", str(tmp_path), restarts=1):
+        assert one == {"rank": one["rank"], "count": 4, "begun": 2}

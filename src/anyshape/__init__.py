@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
-__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "load", "release",
-           "reset_stats", "save", "stats", "strategy", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "consolidate",
+           "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -244,6 +244,25 @@ def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: boo
     """
     from anyshape.artifact.load import load as load_file
     return load_file(path, trust_native, threads, verify)
+
+
+def consolidate(checkpoint: Any, path: Any, *, rest: Any = None) -> None:
+    """Writes the parameters and buffers of a checkpoint of `TrainStep.save` into one safetensors file, whole, with the
+    model's own names. One process does it; neither the model nor a mesh is needed.
+
+    Args:
+        checkpoint: a checkpoint, or a folder of them, of which the newest is taken.
+        path: the file; one that is there is replaced when the new one is whole.
+        rest: a second file, for all else: optimiser states as `optimizer.state.<parameter>.<name>`, random state and
+            averages as tensors, and what is no tensor as JSON in the file's metadata. None: it is left out.
+
+    Raises:
+        InputError: it is no checkpoint. OutputError: a file cannot be written.
+    """
+    from pathlib import Path
+    with needed_by("anyshape.consolidate"):
+        from anyshape.frontend.checkpoint import save_load
+    save_load.consolidate(Path(checkpoint), Path(path), None if rest is None else Path(rest))
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.errors import ConfigError, InputError, Unsupported
 from anyshape.frontend.api import CompiledCallable
+from anyshape.frontend.checkpoint.save_load import Saver, consistently, found_in, load_into, newest
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
@@ -44,6 +45,8 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
+from anyshape.runtime.collectives.agreement import RankError
+from anyshape.runtime.collectives.lost_rank import leave_words, lost
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -57,6 +60,7 @@ class TrainStep:
         norm: of the gradients of the last step, before it was limited; None without `clip_norm`.
         averages: name of a parameter -> its running average; empty without `ema`.
         position: batches of the step in hand that have run; 0 at the border of two steps.
+        count: steps made, with those before the checkpoint that was loaded.
     """
 
     def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer,
@@ -76,6 +80,8 @@ class TrainStep:
         warn_of_others(inner, optimizer)
         self.norm: Tensor | None = None
         self.position = 0
+        self.count = 0
+        self._saver = Saver(strategy is not None)
         self.averages: dict[str, Tensor] = {}
         settings.begin_averages(self.averages)
         self._apart: StepApart | None = None
@@ -89,7 +95,7 @@ class TrainStep:
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
         if strategy is not None:
-            meet(strategy, inner, optimizer)
+            self._peers = meet(strategy, inner, optimizer)
         if strategy is not None and strategy != AUTO:
             self._whole.state.distribution = distribution_of(strategy, self._names)
         self._states = StepStates(self._whole, settings, rule, self.averages)
@@ -111,13 +117,23 @@ class TrainStep:
         Raises:
             InputError: the loss is not one number that depends on a weight.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
+            RankError: ranks run other programs, or one is lost: its process has ended.
         """
         with self._lock:
             try:
                 results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
+            except Exception as error:
+                if self.settings.strategy is None or isinstance(error, RankError):
+                    raise
+                found = lost(error, self._peers)
+                if found is None:
+                    leave_words(error)  # the others hear of it when this process ends
+                    raise
+                raise found from error
             finally:  # an interrupt is raised after a step
                 if self._apart is not None:
-                    self.position, self.norm = self._apart.position, self._apart.norm
+                    self.count += self._apart.made
+                    self.position, self.norm, self._apart.made = self._apart.position, self._apart.norm, 0
             if self._apart is not None:
                 self.compilation.ran_eagerly(f"the optimiser's update is no part of the program: {self._why}")
         return results if len(results) > 1 else results[0]
@@ -164,6 +180,7 @@ class TrainStep:
             self._states.settle()
             self.position = 0 if is_last else self.position + 1
             if is_last:
+                self.count += 1
                 self.norm = state.norm
                 self._states.ended(state.finite)
 
@@ -190,7 +207,8 @@ class TrainStep:
             with DeferInterrupts():
                 if self._apart is not None:
                     self._apart.finish()
-                    self.position, self.norm = 0, self._apart.norm
+                    self.count += self._apart.made
+                    self.position, self.norm, self._apart.made = 0, self._apart.norm, 0
                     return
                 with self.whole():
                     self._states.prepare(True)
@@ -259,20 +277,27 @@ class TrainStep:
     # ---- to go on later
 
     def state_dict(self) -> dict[str, Any]:
-        """What model and optimiser do not hold: averages, and gradients gathered of a step that has not ended."""
+        """What model and optimiser do not hold: averages, the count of steps, and gradients gathered of a step that has
+        not ended."""
+        state = self._state()
+        return {**state, **{key: {name: one.clone() for name, one in state[key].items()}
+                            for key in ("gathered", "averages")}}
+
+    def _state(self) -> dict[str, Any]:
+        """The same, with the tensors themselves."""
         gathered, uses = {}, {}
         if self.position and self._apart is None:
             update = self._states.update
             for name, one, use in zip(self._names(), update.weights, update.uses.tolist(), strict=True):
                 uses[name] = use
                 if one.gathered is not None:
-                    gathered[name] = one.gathered.clone()
+                    gathered[name] = one.gathered
         elif self.position:
             for name, weight in self.settings.model.named_parameters():
                 if weight.grad is not None:  # the mean's part
                     gathered[name], uses[name] = weight.grad * self.settings.accumulate, float(self.position)
-        return {"position": self.position, "gathered": gathered, "uses": uses,
-                "averages": {name: average.clone() for name, average in self.averages.items()}}
+        return {"position": self.position, "count": self.count, "gathered": gathered, "uses": uses,
+                "averages": dict(self.averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave, after model and optimiser have loaded theirs.
@@ -287,7 +312,7 @@ class TrainStep:
                              do="load the state of the same model, with the same setting of ema")
         for name, average in averages.items():
             self.averages[name].copy_(average)
-        self.position = state["position"]
+        self.position, self.count = state["position"], state.get("count", 0)
         gathered = state["gathered"]
         if self._apart is not None:
             self._apart.position = self.position
@@ -302,6 +327,73 @@ class TrainStep:
                 one.gathered.copy_(gathered[name])
             elif one.gathered is not None:
                 one.gathered.zero_()
+
+    def save(self, folder: str | Path, *, wait: bool = True, keep: int = 2, **others: Any) -> None:
+        """Saves a checkpoint, `folder/step-<count>`, in the format of `torch.distributed.checkpoint`: model, optimiser,
+        this step, torch's random numbers and `others`. All ranks call it together; each writes its parts.
+
+        It is written under another name and counts from its rename on, so the last whole one stands whatever happens.
+
+        Args:
+            folder: on a disk that all ranks see.
+            wait: False: returns when copies have been made, in memory, and writes beside the steps that follow. The
+                next `save`, and `wait_for_save`, wait for its end and raise its errors.
+            keep: how many whole checkpoints stay.
+            others: name=object with `state_dict` and `load_state_dict`, such as schedulers, equal on all ranks.
+
+        Raises:
+            OutputError: it cannot be written, or the one before could not be.
+            InputError: a state is no plain data. ConfigError: an object has no state.
+        """
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise ConfigError(f"keep is {keep!r}", why="it is the number of checkpoints that stay",
+                              do="give a whole number from 1 on")
+        one = self.settings
+        with self._lock:
+            self._saver.wait()
+            distribution = None if self._apart is not None else self._whole.state.distribution
+            found = found_in(self._state(), one.model, one.optimizer, one.scaler, others, distribution,
+                             self._saver.rank)
+            self._saver.save(Path(folder), found, self.count, keep, wait)
+
+    def wait_for_save(self) -> None:
+        """Returns when the last `save` has been written.
+
+        Raises:
+            OutputError: it could not be.
+        """
+        with self._lock:
+            self._saver.wait()
+
+    def load(self, folder: str | Path, *, missing_ok: bool = False, **others: Any) -> int:
+        """Loads the newest checkpoint in a folder, or the folder itself where it is one, in place; it may have been
+        saved under another strategy, or by another number of processes. All ranks call it together.
+
+        Args:
+            folder: of `save`.
+            missing_ok: a folder without checkpoints changes nothing.
+            others: as of `save`.
+
+        Returns:
+            The count of steps made; 0 without a checkpoint.
+
+        Raises:
+            InputError: there is none, or it is of another model or optimiser: it says which names differ.
+        """
+        one = self.settings
+        with self._lock:
+            self._saver.wait()
+            path = newest(Path(folder), self._saver.is_distributed)
+            if path is None:
+                if missing_ok:
+                    return self.count
+                raise InputError(f"there is no checkpoint in {folder}", why="no folder in it has a .metadata",
+                                 do="give a folder of TrainStep.save, or missing_ok=True to begin without")
+            with self.whole():
+                state = consistently(self._saver, lambda: load_into(path, one.model, one.optimizer, one.scaler, others,
+                                                                    self._saver.rank))
+                self.load_state_dict(state)
+            return self.count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
         """A step of copies of model and optimiser, compiled anew."""

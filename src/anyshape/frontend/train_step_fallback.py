@@ -22,6 +22,7 @@ class StepApart:
     Attributes:
         position: batches of the step in hand that have run.
         norm: of the last step's gradients.
+        made: steps since the caller has set it to 0.
     """
 
     def __init__(self, settings: StepSettings, averages: dict[str, Tensor]) -> None:
@@ -36,6 +37,7 @@ class StepApart:
         self.searches = wants_closure(settings.optimizer)
         self.batches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # of the step in hand, if it searches
         self.position = 0
+        self.made = 0
         self.norm: Tensor | None = None
 
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -112,6 +114,7 @@ class StepApart:
                 scale = settings.scaler.get_scale()
                 settings.scaler.update()
                 is_left_out = settings.scaler.get_scale() < scale  # what is not finite lowers it
+        self.made += 1
         optimizer.zero_grad(set_to_none=True)
         if settings.ema is not None and not is_left_out:
             with torch.no_grad():

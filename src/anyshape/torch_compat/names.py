@@ -177,6 +177,8 @@ TRACING = {
 }
 
 CALLS = {
+    "torch.distributed.distributed_c10d._get_default_store": Name(
+        "what a failing rank has said", "the others say that it is lost, without its words", quiet=True),
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
     f"{GUARDS}RootGuardManager.add_epilogue_lambda_guard": Name("programs for all sizes, of parts between graph breaks",
                                                                 ONE_SIZE),

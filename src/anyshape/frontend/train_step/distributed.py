@@ -46,6 +46,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
+from anyshape.runtime.collectives.lost_rank import Peer, peers
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
@@ -147,8 +148,11 @@ class Distribution:
                     release(home.tensor)
 
 
-def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Peer, ...]:
     """All ranks make a step: what they make it of is compared, and they take over the numbers of rank 0.
+
+    Returns:
+        The processes of all ranks.
 
     Raises:
         ConfigError: torch.distributed has no processes.
@@ -167,6 +171,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
             dist.broadcast(one.data, 0, group=every.control)
+    return peers(every)
 
 
 def distribution_of(given: object, names: Callable[[], list[str]]) -> Distribution:

@@ -1,0 +1,1 @@
+"""Checkpoints of train steps in the format of `torch.distributed.checkpoint`."""

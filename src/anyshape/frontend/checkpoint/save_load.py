@@ -1,0 +1,280 @@
+"""Saving and loading a train step: `TrainStep.save`, `TrainStep.load`, and `anyshape.consolidate`."""
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, OutputError
+from anyshape.base.files import write_atomically
+from anyshape.base.optional_packages import needed_by
+from anyshape.frontend.checkpoint.contents import (
+    NamedSavePlanner,
+    Stored,
+    as_parts,
+    check_model,
+    check_optimizer,
+    check_plain,
+    contents,
+    name_of,
+    random_state,
+    states_to_load,
+    weight_names,
+)
+from anyshape.frontend.checkpoint.folder import StepWriter, checkpoints
+from anyshape.frontend.checkpoint.safe_reader import SafeLoadPlanner, SafeReader
+from anyshape.frontend.train_step.distributed import Distribution
+
+FAULTS = (dcp.CheckpointException, OSError, RuntimeError)  # what comes of writing and reading files on many ranks
+
+
+class Saver:
+    """Saves one train step, one checkpoint after the other.
+
+    Attributes:
+        last: the save that goes on beside steps; None when there is none.
+        group: of all processes, for the messages of saves alone; None on one.
+    """
+
+    def __init__(self, is_distributed: bool) -> None:
+        self.is_distributed = is_distributed
+        self.group: Any = None
+        self.last: Future[Any] | None = None
+        self.writer: StepWriter | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return dist.get_rank() if self.is_distributed else 0
+
+    def save(self, folder: Path, found: dict[Any, Any], count: int, keep: int, wait: bool) -> None:
+        """Stores what `contents` gave, after the save before has ended.
+
+        Raises:
+            OutputError: it cannot be written, or the one before could not be; the last whole checkpoint stands.
+        """
+        self.wait()
+        check_plain(found)
+        if self.is_distributed and self.group is None:
+            self.group = dist.new_group(backend="gloo")
+        state = {name_of(path): one for path, one in found.items()}
+        self.writer = StepWriter(folder, count, keep)
+        planner = NamedSavePlanner({name_of(path): path for path in found})
+        alone = not self.is_distributed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            if not wait:  # copies are made here: the step may change its tensors when this returns
+                self.last = dcp.async_save(  # type: ignore[assignment]
+                    state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
+                return
+            try:
+                dcp.save(state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
+            except FAULTS as error:
+                raise self._refusal(error, self.writer) from error
+
+    def wait(self) -> None:
+        """Until the save in hand has ended, if there is one.
+
+        Raises:
+            OutputError: it could not be written; the last whole checkpoint stands.
+        """
+        last, self.last = self.last, None
+        if last is None or self.writer is None:
+            return
+        try:
+            last.result()
+        except FAULTS as error:
+            raise self._refusal(error, self.writer) from error
+
+    def _refusal(self, error: BaseException, writer: StepWriter) -> AnyShapeError:
+        failures = getattr(error, "failures", {0: (error, None)})
+        rank = min(failures, default=0)
+        cause = failures[rank][0] if failures else error
+        what = f"the checkpoint of step {writer.count} could not be written"
+        if self.rank:
+            return OutputError(f"rank {self.rank}: {what} (see rank 0)")
+        writer.abandon()
+        whole = checkpoints(writer.folder)
+        words = getattr(cause, "strerror", None) or str(cause).strip().splitlines()[0]
+        where = f"{writer.folder}, rank {rank}" if self.is_distributed else str(writer.folder)
+        kept = f"the last whole one is {whole[-1].name}" if whole else "there is no earlier one"
+        return OutputError(what, where=where, why=f"{words}; {kept}",
+                           do="free some space, or give another folder; steps may go on")
+
+
+def others_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data of what the user passes.
+
+    Raises:
+        ConfigError: an object has no state_dict.
+    """
+    for name, one in given.items():
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise ConfigError(f"{name} is a {type(one).__name__}", why="it has no state_dict and load_state_dict",
+                              do="pass objects that have both, such as schedulers")
+    return {name: one.state_dict() for name, one in given.items()}
+
+
+def found_in(step: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any,
+             others: Mapping[str, Any], distribution: Distribution | None, rank: int) -> dict[Any, Any]:
+    """What this rank stores. step: as of `TrainStep.state_dict`, the tensors themselves."""
+    found = contents(model, optimizer, step, others_of(others))
+    if scaler is not None:
+        found["scaler",] = scaler.state_dict()
+    return {**as_parts(found, distribution), **random_state(rank)}
+
+
+def newest(folder: Path, is_distributed: bool) -> Path | None:
+    """The checkpoint that is loaded: the folder itself where it is one, else the newest in it; as rank 0 sees it."""
+    given: list[str | None] = [None]
+    if not is_distributed or dist.get_rank() == 0:
+        found = folder if (folder / ".metadata").is_file() else next(reversed(checkpoints(folder)), None)
+        given = [None if found is None else str(found)]
+    if is_distributed:
+        dist.broadcast_object_list(given, 0)
+    return None if given[0] is None else Path(given[0])
+
+
+def load_into(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any,
+              others: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Loads what is whole here; the state for `TrainStep.load_state_dict` is given back.
+
+    Raises:
+        InputError: it is no checkpoint, or one of another model or optimiser: then nothing has been changed.
+    """
+    others_of(others)
+    reader = SafeReader(path)
+    stored = Stored.of(reader.read_metadata())
+    names = weight_names(model, optimizer)
+    plain = {name: None for name, shape in stored.shapes.items() if shape is None and not name.startswith(
+        ("model.", "optimizer.state."))}
+    lacking = [name for name in ("optimizer.param_groups", "train_step.numbers",
+                                 *(f"others.{name}" for name in others)) if name not in plain]
+    if lacking:
+        raise InputError(f"the checkpoint {path} has no {', '.join(lacking)}",
+                         why="it was saved without", do="load it into what was saved")
+    data = read(reader, dict(plain))
+    check_model(stored, model)
+    groups = data["optimizer.param_groups"]
+    check_optimizer(groups, optimizer, names)
+
+    ranks = [name.split(".")[1] for name in stored.below("random.") if name.count(".") == 1]
+    own = str(rank % max(len(ranks), 1))
+    into: dict[str, Any] = states_to_load(stored, optimizer, names)
+    into |= {f"model.{name}": one for name, one in model.state_dict().items()}
+    more = [*stored.below("train_step.averages."), *stored.below("train_step.gathered."),
+            *(name for name in (f"random.{own}", f"random.{own}.cuda") if name in stored.shapes)]
+    into |= {name: torch.empty(stored.shapes[name], dtype=stored.dtypes[name]) for name in more}  # type: ignore[arg-type]
+    read(reader, into)
+
+    _take_objects(into, model, optimizer, names)
+    for there, group in zip(groups, optimizer.param_groups, strict=True):
+        for key, value in there.items():
+            if key != "params" and isinstance(group[key], Tensor):
+                group[key].copy_(value)
+            elif key != "params":
+                group[key] = value
+    if scaler is not None and "scaler" in data:
+        scaler.load_state_dict(data["scaler"])
+    for name, one in others.items():
+        one.load_state_dict(data[f"others.{name}"])
+    if f"random.{own}" in into:
+        torch.set_rng_state(into[f"random.{own}"])
+    if f"random.{own}.cuda" in into and torch.cuda.is_available():
+        torch.cuda.set_rng_state(into[f"random.{own}.cuda"])
+    state = dict(data["train_step.numbers"])
+    for key in ("averages", "gathered"):
+        prefix = f"train_step.{key}."
+        state[key] = {name.removeprefix(prefix): into[name] for name in stored.below(prefix)}
+    return state
+
+
+def _take_objects(into: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer,
+                  names: Mapping[int, str]) -> None:
+    """What is no tensor goes where it belongs."""
+    for weight, own in optimizer.state.items():
+        for key in own:
+            if not isinstance(own[key], Tensor):
+                own[key] = into[f"optimizer.state.{names[id(weight)]}.{key}"]
+    objects = {name: into[f"model.{name}"] for name, one in model.state_dict().items() if not isinstance(one, Tensor)}
+    if objects:
+        model.load_state_dict(objects, strict=False)
+
+
+def read(reader: SafeReader, into: dict[str, Any]) -> dict[str, Any]:
+    """Fills tensors in place, and puts plain data in the place of what is no tensor.
+
+    Raises:
+        InputError: a file is not there, is shorter than it was, or has what is not plain data.
+    """
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            dcp.load(into, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+    except FAULTS as error:
+        failures = getattr(error, "failures", {})
+        cause = failures[min(failures)][0] if failures else error
+        raise InputError(f"the checkpoint {reader.path} cannot be read",
+                         why=f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}",
+                         do="load an earlier one") from error
+    return into
+
+
+def consistently(saver: Saver, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `load` gives; where it fails on one rank, all raise: others would wait for it.
+
+    Raises:
+        InputError: as of `load`; four parts on one rank, one line elsewhere.
+    """
+    fault: AnyShapeError | None = None
+    state: dict[str, Any] = {}
+    try:
+        state = load()
+    except AnyShapeError as error:
+        fault = error
+    if not saver.is_distributed:
+        if fault is not None:
+            raise fault
+        return state
+    every: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, None if fault is None else fault.what)
+    failed = [rank for rank, words in enumerate(every) if words is not None]
+    if failed and saver.rank != failed[0]:
+        raise InputError(f"rank {saver.rank}: {every[failed[0]]} (see rank {failed[0]})") from fault
+    if fault is not None:
+        raise fault
+    return state
+
+
+def consolidate(checkpoint: Path, path: Path, rest: Path | None) -> None:
+    """See `anyshape.consolidate`."""
+    with needed_by("anyshape.consolidate"):
+        from safetensors.torch import save
+    found = newest(checkpoint, False)
+    if found is None:
+        raise InputError(f"there is no checkpoint in {checkpoint}", why="no folder in it has a .metadata",
+                         do="give a folder of TrainStep.save, or of torch.distributed.checkpoint")
+    reader = SafeReader(found)
+    stored = Stored.of(reader.read_metadata())
+    for target, is_model in ((path, True), (rest, False)):
+        if target is None:
+            continue
+        names = [name for name in stored.shapes if name.startswith("model.") == is_model]
+        into: dict[str, Any] = {name: None if stored.shapes[name] is None else torch.empty(
+            stored.shapes[name], dtype=stored.dtypes[name]) for name in names}  # type: ignore[arg-type]
+        read(reader, into)
+        tensors = {name.removeprefix("model."): one for name, one in into.items() if isinstance(one, Tensor)}
+        values = {name: json.dumps(one, default=str) for name, one in into.items() if not isinstance(one, Tensor)}
+        try:
+            write_atomically(target, save(tensors, {"format": "pt", **values}))
+        except OSError as error:
+            raise OutputError(f"{target} could not be written", why=error.strerror or str(error),
+                              do="free some space, or give another file") from error
