@@ -734,6 +734,7 @@ ONE_FOR_ALL = {
     "one_hot": lambda x: F.one_hot(x.argmax(1), x.shape[1]) * x,
     "one_hot of data": lambda x: F.one_hot(x.argmax(1)).sum() * x,
     "kron": lambda x: torch.kron(x, x[0]),
+    "masked_select": lambda x: torch.masked_select(x, x[:1] > 0).sum() + x.masked_select(x > 0).sin().sum(),
     "divergence": lambda x: torch.distributions.kl_divergence(
         torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1),
         torch.distributions.Independent(torch.distributions.Normal(0 * x, 2.0), 1)),

@@ -407,6 +407,16 @@ def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentra
     return input
 
 
+def masked_select(input: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """torch.masked_select; the operator's backward takes sizes as numbers."""
+    if out is not None:
+        return aten.masked_select.out(input, mask, out=out)
+    if mask.dtype is not torch.bool:
+        return aten.masked_select(input, mask)  # it says what is wrong
+    every, chosen = torch.broadcast_tensors(input, mask)
+    return every[chosen]
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
@@ -418,6 +428,7 @@ IN_PYTHON: dict[Any, Any] = {
     torch.equal: equal,
     torch.kron: kron,
     torch.linalg.multi_dot: multi_dot,
+    torch.masked_select: masked_select,
     torch.nanquantile: nanquantile,
     torch.quantile: quantile,
     torch.select_scatter: select_scatter,
