@@ -85,7 +85,8 @@ def test_limits(second: None) -> None:
 def check_train_step() -> None:
     own = net()
     other = net()
-    optimizers = [torch.optim.AdamW(one.parameters(), fused=True) for one in (own, other)]
+    # a larger eps: the first step of a weight whose gradient is rounding alone would be of the size of the others
+    optimizers = [torch.optim.AdamW(one.parameters(), eps=1e-3, fused=True) for one in (own, other)]
     fast = anyshape.train_step(own, lambda one, x: one(x).square().mean(), optimizers[0])
     for rows in (6, 9):
         x = torch.randn(rows, 32)

@@ -220,6 +220,10 @@ class HostRoutines(Protocol):
     def draw(self, state: int, result: int, count: int, limit: int) -> None:
         """Bools drawn from the state of a random generator: see runtime/torch_ops/bernoulli.py."""
 
+    def xla_handler(self, called: int, version: int) -> int:
+        """The address of a handler of XLA's foreign function interface, which lives as long as these routines: see
+        frontend/jax_jit/ffi_handler.py."""
+
 
 class Target(Protocol):
     """A device that programs are compiled for, as a value.

@@ -69,6 +69,7 @@ class NativeRoutines:
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
         self._searches: list[_BudgetSearch] = []
+        self._handlers: list[Routines] = []
         self.running: dict[int, tuple[PythonSteps, Any]] = {}  # calls that do steps for the host, and their frames
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
@@ -180,6 +181,14 @@ class NativeRoutines:
         self._twister[0](state, result, count, limit)
 
     state_bytes = mt19937.BYTES
+
+    # --- calls from XLA
+
+    def xla_handler(self, called: int, version: int) -> int:
+        """See `HostRoutines`."""
+        from anyshape.backend.cpu import xla_handler
+        self._handlers.append(xla_handler.handler(self.machine, called, version))
+        return self._handlers[-1].address[xla_handler.anyshape_program.__name__]
 
 
 def _host_text() -> str:

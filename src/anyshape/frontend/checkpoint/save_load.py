@@ -106,8 +106,9 @@ class Saver:
         words = getattr(cause, "strerror", None) or str(cause).strip().splitlines()[0]
         where = f"{writer.folder}, rank {rank}" if self.is_distributed else str(writer.folder)
         kept = f"the last whole one is {whole[-1].name}" if whole else "there is no earlier one"
-        return OutputError(what, where=where, why=f"{words}; {kept}",
-                           do="free some space, or give another folder; steps may go on")
+        do = "free some space, or give another folder; steps may go on" if isinstance(cause, OSError) else \
+            "steps may go on, and the next save tries again"
+        return OutputError(what, where=where, why=f"{words}; {kept}", do=do)
 
 
 def others_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,18 +235,18 @@ def consistently(saver: Saver, load: Callable[[], dict[str, Any]]) -> dict[str, 
     Raises:
         InputError: as of `load`; four parts on one rank, one line elsewhere.
     """
-    fault: AnyShapeError | None = None
+    fault: Exception | None = None
     state: dict[str, Any] = {}
     try:
         state = load()
-    except AnyShapeError as error:
+    except Exception as error:  # whatever it is, the others are told before it goes on
         fault = error
     if not saver.is_distributed:
         if fault is not None:
             raise fault
         return state
     every: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, None if fault is None else fault.what)
+    dist.all_gather_object(every, None if fault is None else getattr(fault, "what", f"{type(fault).__name__}: {fault}"))
     failed = [rank for rank, words in enumerate(every) if words is not None]
     if failed and saver.rank != failed[0]:
         raise InputError(f"rank {saver.rank}: {every[failed[0]]} (see rank {failed[0]})") from fault

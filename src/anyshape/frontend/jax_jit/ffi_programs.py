@@ -183,8 +183,9 @@ def offered(program: StablehloCallable, number: int) -> FfiProgram:
 
 
 def called(line: int) -> int:
-    """A call of XLA: `ffi_handler.Words`. 0, or the code of an error."""
-    number, buffers, dims, _ = (ctypes.c_int64 * ffi_handler.HEAD).from_address(line)
+    """A call of XLA: the address of its words (backend/cpu/xla_handler.py). 0, or the code of an error."""
+    head = (ctypes.c_int64 * ffi_handler.HEAD).from_address(line)
+    number, buffers, dims, _ = head
     try:
         program = _programs.get(number)
         if program is None:
@@ -197,5 +198,5 @@ def called(line: int) -> int:
     except BaseException as error:  # XLA raises it again, where the result is asked for
         text = str(error) if isinstance(error, AnyShapeError) else f"{type(error).__name__}: {error}"
         _messages.text = ctypes.create_string_buffer(text.encode())
-        ffi_handler.Words(line).message = ctypes.addressof(_messages.text)
+        head[ffi_handler.MESSAGE] = ctypes.addressof(_messages.text)
         return next((code for kind, code in CODES if isinstance(error, kind)), INTERNAL)
