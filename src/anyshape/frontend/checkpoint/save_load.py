@@ -173,7 +173,8 @@ def load_into(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     into |= {f"model.{name}": one for name, one in model.state_dict().items()}
     more = [*stored.below("train_step.averages."), *stored.below("train_step.gathered."),
             *(name for name in (f"random.{own}", f"random.{own}.cuda") if name in stored.shapes)]
-    into |= {name: torch.empty(stored.shapes[name], dtype=stored.dtypes[name]) for name in more}  # type: ignore[arg-type]
+    for name in more:
+        into[name] = torch.empty(stored.shapes[name], dtype=stored.dtypes[name])  # type: ignore[arg-type]
     read(reader, into)
 
     _take_objects(into, model, optimizer, names)

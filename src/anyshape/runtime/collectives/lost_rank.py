@@ -97,7 +97,7 @@ def lost(error: BaseException, known: Sequence[Peer]) -> RankError | None:
 
 
 def _key(rank: int) -> str:
-    return f"anyshape/lost/{rank}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"anyshape/lost/{rank}"  # torchrun's store begins anew when ranks start again
 
 
 def _said(rank: int) -> str:
