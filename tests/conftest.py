@@ -4,7 +4,7 @@ Behind every piece of the arena that is handed out lies a guard, which is looked
 writes past its scratch fails the test that ran it.
 
 Tests marked `full` take minutes, or are the rest of a sample (sampling.py), and run only when asked for:
-`pytest -m full`. Compiled code that tests make is kept in a folder of the session, not in the user's cache, unless
+`pytest -m full`. In CI a run has so many minutes (time_budget.py). Compiled code that tests make is kept in a folder of the session, not in the user's cache, unless
 ANYSHAPE_CACHE_DIR says where.
 """
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import sampling
+import time_budget
 from anyshape.frontend.capture import frame_callback
 from anyshape.runtime.memory.pools import Block, Pool
 
@@ -90,6 +91,7 @@ def quick_collections() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
+    time_budget.begin()
     sampling.whole = "full" in config.getoption("-m")
     os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
     os.environ.setdefault("ANYSHAPE_CALIBRATE", "0")  # what is computed again is the same everywhere
@@ -103,6 +105,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fenced"):
         import fences
         fences.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time_budget.is_spent():
+        pytest.skip(time_budget.REASON)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    left_out = sum(time_budget.REASON in str(one.longrepr) for one in terminalreporter.stats.get("skipped", ()))
+    if left_out:
+        terminalreporter.write_line(f"{time_budget.REASON}: {left_out} tests were left out; without CI=true all run")
 
 
 @pytest.hookimpl(optionalhook=True)
