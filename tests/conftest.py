@@ -4,8 +4,8 @@ Behind every piece of the arena that is handed out lies a guard, which is looked
 writes past its scratch fails the test that ran it.
 
 Tests marked `full` take minutes, or are the rest of a sample (sampling.py), and run only when asked for:
-`pytest -m full`. In CI a run has so many minutes (time_budget.py). Compiled code that tests make is kept in a folder of the session, not in the user's cache, unless
-ANYSHAPE_CACHE_DIR says where.
+`pytest -m full`. In CI a run has so many minutes (time_budget.py). Compiled code that tests make is kept in a folder of
+the session, not in the user's cache, unless ANYSHAPE_CACHE_DIR says where.
 """
 from __future__ import annotations
 
