@@ -109,7 +109,8 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
     fast = {products: anyshape.compile(lambda x, w: x @ w, strict=True, products=products)
             for products in ("own", "library")}
     for products, op in (("own", host.PRODUCT), ("library", host.MATMUL)):
-        torch.testing.assert_close(fast[products](x, w), x @ w, rtol=1e-4, atol=1e-4)  # sums of 256 in another order
+        exact = x.double() @ w.double()  # no order of the 256 terms is eager's alone: ours is as near as its own is
+        assert (fast[products](x, w) - exact).abs().max() <= 2 * (x @ w - exact).abs().max()
         assert ops_of(fast[products]) == {op}
     with pytest.raises(ConfigError, match="measured, own, library, usual"):
         anyshape.compile(torch.matmul, products="mine")

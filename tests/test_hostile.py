@@ -152,7 +152,8 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
         target_of.cache_clear()
         try:
             fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
-            torch.testing.assert_close(fast(x, w), x @ w, rtol=1e-4, atol=1e-4)  # sums of 256
+            exact = x.double() @ w.double()
+            assert (fast(x, w) - exact).abs().max() <= 2 * (x @ w - exact).abs().max()
             (record,) = fast.programs[0].executable.specializations.values()
             assert record.payload.words[record.payload.words[format.HEAD_FIRST]] == op
         finally:
