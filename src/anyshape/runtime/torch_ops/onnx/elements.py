@@ -1,7 +1,7 @@
 """Elementwise operators on dtypes that kernels do not compute on, sorting, and conversions, as extern steps."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,18 @@ def by_numpy(name: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     if name == "power":
         found = found.astype(arrays[0].dtype)
     return torch.from_numpy(np.array(found))
+
+
+def on_arrays(operator: Callable[..., Any], *given: Any) -> Any:
+    """The results of an operator of runtime/numpy_ops/ on the tensors' memory. bfloat16, which numpy does not have,
+    goes by float32."""
+    dtype = given[0].dtype
+    arrays = [one if not isinstance(one, torch.Tensor) else
+              (one.float() if one.dtype == torch.bfloat16 else one).detach().numpy() for one in given]
+    found = operator(*arrays)
+    made = [torch.from_numpy(np.asarray(one, order="C")).to(dtype) for one in (
+        found if isinstance(found, tuple) else (found,))]
+    return tuple(made) if isinstance(found, tuple) else made[0]
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -3,10 +3,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from anyshape.runtime.torch_ops.onnx.resize import _cubic
+from anyshape.runtime.numpy_ops import resize as general
+from anyshape.runtime.torch_ops.onnx.elements import on_arrays
+
+
+def resize(x: torch.Tensor, *settings: Any) -> torch.Tensor:
+    """The tensor in another shape; settings: as of runtime/numpy_ops/resize.py (ONNX Resize-19)."""
+    return on_arrays(general.resize, x, *settings)  # type: ignore[no-any-return]
 
 
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align: bool) -> torch.Tensor:
@@ -68,7 +75,8 @@ def grid_sample(x: torch.Tensor, grid: torch.Tensor, mode: str, padding: str, al
             weight = torch.ones_like(at[0])
             for own, first, step in zip(at, base, offsets, strict=True):
                 distance = own - first - step
-                weight = weight * ((1 - distance.abs()) if mode == "linear" else _cubic(distance, -0.75))
+                weight = weight * ((1 - distance.abs()) if mode == "linear" else on_arrays(
+                    general.cubic, distance, -0.75))
             places = [first + step for first, step in zip(base, offsets, strict=True)]
             found = found + _read(y, places, padding, align) * weight.unsqueeze(1)
     return found.reshape(n, x.shape[1], *out).to(x.dtype).contiguous()

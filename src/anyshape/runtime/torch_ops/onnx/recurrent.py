@@ -7,21 +7,14 @@ Gates in ONNX: LSTM i, o, f, c; GRU z, r, h (ONNX operators LSTM-22, GRU-22, RNN
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from anyshape.runtime.numpy_ops import recurrent as general
+from anyshape.runtime.torch_ops.onnx.elements import on_arrays
 
 Optional: TypeAlias = "torch.Tensor | None"
-
-
-def _by_numpy(operator: Any, *given: Any) -> tuple[torch.Tensor, ...]:
-    """The results of a layer of runtime/numpy_ops/recurrent.py, which takes arrays and settings in the same order."""
-    dtype = given[0].dtype  # of bfloat16, which numpy has not, in float32
-    arrays = [one if not isinstance(one, torch.Tensor) else
-              (one.float() if one.dtype == torch.bfloat16 else one).detach().numpy() for one in given]
-    return tuple(torch.from_numpy(one).to(dtype).contiguous() for one in operator(*arrays))
 
 
 def _swapped(w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -89,7 +82,7 @@ def lstm(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, leng
     plain = w_scale is None and peephole is None and not forget
     if plain and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
         return _by_torch("lstm", x, w, r, bias, [h, c], hidden, direction, layout, (0, 2, 3, 1))
-    return _by_numpy(general.lstm, x, w, r, bias, lengths, h, c, peephole, hidden, direction, names, alphas, betas,
+    return on_arrays(general.lstm, x, w, r, bias, lengths, h, c, peephole, hidden, direction, names, alphas, betas,
                      clip, layout, forget, w_scale, r_scale)
 
 
@@ -100,7 +93,7 @@ def gru(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, lengt
     timed = x.transpose(0, 1) if layout else x
     if before_reset and _usual(timed, names, ("sigmoid", "tanh"), clip, lengths):
         return _by_torch("gru", x, w, r, bias, [h], hidden, direction, layout, (1, 0, 2))
-    return _by_numpy(general.gru, x, w, r, bias, lengths, h, hidden, direction, names, alphas, betas, clip, layout,
+    return on_arrays(general.gru, x, w, r, bias, lengths, h, hidden, direction, names, alphas, betas, clip, layout,
                      before_reset)
 
 
@@ -111,4 +104,4 @@ def rnn(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, lengt
     timed = x.transpose(0, 1) if layout else x
     if _usual(timed, names, ("tanh",), clip, lengths):
         return _by_torch("rnn", x, w, r, bias, [h], hidden, direction, layout, (0,))
-    return _by_numpy(general.rnn, x, w, r, bias, lengths, h, hidden, direction, names, alphas, betas, clip, layout, 0)
+    return on_arrays(general.rnn, x, w, r, bias, lengths, h, hidden, direction, names, alphas, betas, clip, layout, 0)
