@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
 from anyshape.ir.op import row
+from anyshape.ops.collective import COLLECTIVES
 from anyshape.sym.expr import Size
 
 BUCKET_BYTES = 100 << 20  # the most of one message, which is memory while it is under way
@@ -176,3 +177,15 @@ def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     """The graph with collectives in buckets of at most about `limit` bytes."""
     graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
     return graph.replace(nodes=_Walk(graph, limit, joined).run())
+
+
+def messages_text(graph: Graph) -> str:
+    """The collectives of a step's graph in words."""
+    counts: dict[str, list[Size]] = {}
+    for node in graph.nodes:
+        if node.op in COLLECTIVES:
+            values = node.outputs if node.op == "all_gather" else tuple(node.values())
+            size: Size = sum((v.tensor.bytes for v in values), start=0)  # type: ignore[assignment]
+            counts.setdefault(node.op, []).append(size)
+    found = [f"{len(sizes)} {op} of {sum(sizes, start=0)} bytes" for op, sizes in counts.items()]
+    return "a step sends " + ("; ".join(found) or "nothing")

@@ -23,13 +23,12 @@ from torch.fx import GraphModule
 from anyshape.backend.targets import target_of
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.driver import compile_pair
-from anyshape.dist.buckets import bucketed
+from anyshape.dist.buckets import bucketed, messages_text
 from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Shard, local_count
 from anyshape.dist.ragged import Needs, needs_of
-from anyshape.dist.regather import messages_text, regathered
 from anyshape.dist.strategies import Roles, Strategy, given_symbols, partitioned, strategy_of
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
@@ -243,11 +242,11 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
     graph, notes, roles = imported(compilation, name, gm, static)
     with api.outside_tracing():
         chain = partitioned(graph, distribution.strategy, roles)
-        local = bucketed(regathered(chain[-1].graph))
+        local = bucketed(chain[-1].graph)
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         text = show(local)
-        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local, chain[-1].graph)}")
+        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local)}")
         compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
                                 compilation.names_of(name), compilation.held).forward
     compilation.register(NativeProgram(name, compiled, notes))
