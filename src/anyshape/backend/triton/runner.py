@@ -25,21 +25,22 @@ from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, Placement, PythonSteps
 from anyshape.backend.triton import launch_loop as loop
 from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.functions import OUT_OF_MEMORY
 from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import LaunchableKernel
 from anyshape.backend.triton.plan_encoder import NO_REGIME, PlanEncoder
 from anyshape.backend.triton.stream_graphs import StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.base.align import ALIGNMENT, align
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DeviceError, VerifyError
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.size_function import size_function
 
 _PARAMS, _SCRATCH = loop.LaunchStep.index("params"), loop.LaunchStep.index("scratch")
 HEAD = words_of(loop.Program)
 SLOTS = loop.Block.index("slots")
-STREAM, STATE, STEP, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.Block.index(name) for name in (
-    "stream", "state", "step", "code", "event", "checks", "kept", "temp", "times"))
+STREAM, STATE, STEP, REACHED, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.Block.index(name) for name in (
+    "stream", "state", "step", "reached", "code", "event", "checks", "kept", "temp", "times"))
 STATUSES = 64  # that are made at a time
 WORD = ctypes.c_int64
 
@@ -196,7 +197,7 @@ class StreamRunner:
                             len(placement.offsets) // 2, *placement.offsets, *steps, END])
         block = array("q", bytes(8 * (self.workspace + 2 * params)))
         for name, value in (("functions", ctypes.addressof(self.loop.functions)), ("callback", self.loop.callback),
-                            ("program", words.buffer_info()[0]),
+                            ("program", words.buffer_info()[0]), ("reached", -1),
                             ("context", self.loop.driver.context(self.streams.device))):
             block[loop.Block.index(name)] = value
         graphs = StreamGraphs(self.streams, self.graphs_after) if self.graphs_after and not calls else None
@@ -220,8 +221,18 @@ class StreamRunner:
         return params, align(scratch), calls
 
     def _handle(self, code: DeviceKernel) -> int:
-        """Of loaded code."""
-        handle = self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        """Of loaded code.
+
+        Raises:
+            DeviceError: the driver does not load it.
+        """
+        try:
+            handle = self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        except DeviceError as error:
+            why = f"{error.where}: {error.why}"
+            raise DeviceError(f"the driver does not load kernel {code.name} ({code.version.title})", why=why,
+                              do=f"install a driver that is as new as Triton: the code is for {code.architecture}"
+                              if error.code != OUT_OF_MEMORY else error.do) from error
         self.titles[handle] = code.version.title
         return handle
 
@@ -285,6 +296,7 @@ class StreamRunner:
             step = self.plan.steps[block[STEP]]
             error = native.driver.error(block[CODE], step.where)
             error.add_note(f"in step {block[STEP]} of {self.plan.name}")
+            error.reached = block[REACHED]
             raise error
         if code != DONE or frame.status is None:
             return int(code)
