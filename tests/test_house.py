@@ -33,7 +33,8 @@ compiler  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
-frontend/importer_stablehlo  frontend/jax_jit  frontend/strategy  frontend/train_step  frontend/checkpoint
+frontend/importer_stablehlo  frontend/importer_tensorflow  frontend/jax_jit  frontend/strategy  frontend/train_step
+frontend/checkpoint
 frontend/capture  frontend/warm_start  frontend
 .  tools  tools/demo/show  tools/demo  tools/serve
 """.split())
