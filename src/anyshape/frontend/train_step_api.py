@@ -23,7 +23,7 @@ from torch import Tensor
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError, Unsupported
 from anyshape.frontend.api import CompiledCallable
-from anyshape.frontend.checkpoint.save_load import Saver, consistently, found_in, load_into, newest
+from anyshape.frontend.checkpoint.save_load import Saver, consistently, examine, found_in, missing, newest, take
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
@@ -378,7 +378,8 @@ class TrainStep:
             The count of steps made; 0 without a checkpoint.
 
         Raises:
-            InputError: there is none, or it is of another model or optimiser: it says which names differ.
+            InputError: there is none, it cannot be read, or it is of another model or optimiser: it says which names
+                differ. Nothing has been changed then.
         """
         one = self.settings
         with self._lock:
@@ -387,12 +388,12 @@ class TrainStep:
             if path is None:
                 if missing_ok:
                     return self.count
-                raise InputError(f"there is no checkpoint in {folder}", why="no folder in it has a .metadata",
-                                 do="give a folder of TrainStep.save, or missing_ok=True to begin without")
-            with self.whole():
-                state = consistently(self._saver, lambda: load_into(path, one.model, one.optimizer, one.scaler, others,
-                                                                    self._saver.rank))
-                self.load_state_dict(state)
+                raise missing(Path(folder))
+            found = consistently(self._saver, lambda: examine(path, one.model, one.optimizer, self.averages, others,
+                                                              self._saver.rank))
+            with DeferInterrupts(), self.whole():  # it is loaded whole, or not at all
+                self.load_state_dict(consistently(
+                    self._saver, lambda: take(found, one.model, one.optimizer, one.scaler, others)))
             return self.count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,10 @@ class Stored:
             shapes[name] = None
             if isinstance(one, TensorStorageMetadata):
                 shapes[name], dtypes[name] = one.size, one.properties.dtype
+                if sum(chunk.sizes.numel() for chunk in one.chunks) < one.size.numel():
+                    raise InputError(f"the checkpoint has not all of {name}",
+                                     why="parts of it were written by ranks that are not in its .metadata",
+                                     do="load an earlier one")
         return Stored(shapes, dtypes)
 
     def below(self, prefix: str) -> list[str]:
@@ -191,6 +195,16 @@ def check_optimizer(groups: list[dict[str, Any]], optimizer: torch.optim.Optimiz
     for there, here in zip(groups, own, strict=True):
         _same_names("optimiser", set(there["params"]), set(here["params"]), "")
         _same_names("optimiser", set(there), set(here), "")
+
+
+def check_averages(stored: Stored, averages: Iterable[str]) -> None:
+    """Raises InputError where the checkpoint has averages of other parameters."""
+    prefix = "train_step.averages."
+    differing = set(averages) ^ {name.removeprefix(prefix) for name in stored.below(prefix)}
+    if differing:
+        raise InputError("the averages of the checkpoint are of other parameters",
+                         why=f"they differ in {', '.join(sorted(differing)[:SHOWN])}",
+                         do="load it into a step of the same model, with the same setting of ema")
 
 
 def states_to_load(stored: Stored, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:

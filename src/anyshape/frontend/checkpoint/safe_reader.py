@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -83,3 +84,14 @@ class SafeLoadPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Raises UnpicklingError for data that is not plain."""
         self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
+class TrialPlanner(SafeLoadPlanner):
+    """The same for a trial: tensors are read to their end, and let go."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """A place to read to, of one piece."""
+        return torch.empty(read_item.lengths, dtype=self.state_dict[read_item.dest_index.fqn].dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing is kept."""
