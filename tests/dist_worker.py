@@ -258,7 +258,7 @@ def messages() -> dict[str, Any]:
 def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
     """The demo with a small model: what it printed, and its losses beside those of one process."""
     from anyshape.tools import demo
-    from anyshape.tools.demo import backends, checkpoint, command, data, training
+    from anyshape.tools.demo import backends, command, data, training
     from anyshape.tools.demo.model import DemoConfig
 
     config = DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
@@ -277,7 +277,7 @@ def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
                                                 folder[0], "--documents", str(documents)])) if code == 0 else 1
     found: dict[str, Any] = {"code": code or resumed, "printed": printed.getvalue()}
     if dist.get_rank() == 0 and found["code"] == 0:
-        losses = checkpoint.load(Path(folder[0])).values["history"]["loss"]
+        losses = training.stored_in(Path(folder[0]))["history"]["loss"]
         alone = training.start(recipe, data.read_documents(documents))
         plain = backends.make("eager", alone.model, alone.optimizer)
         for _ in losses:

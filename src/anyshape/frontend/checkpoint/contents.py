@@ -13,13 +13,14 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.checkpoint.local_part import LocalPart, segments
@@ -127,6 +128,14 @@ class NamedSavePlanner(DefaultSavePlanner):
         """As torch's, and of its own state the levels, too."""
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.flatten_state_dict, self.mappings = True, self.paths  # type: ignore[assignment]
+
+    def create_local_plan(self) -> SavePlan:
+        """As torch's; plain data is that of the first rank, where torch would take it of any."""
+        plan = super().create_local_plan()
+        if not self.is_coordinator:
+            items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+            plan = self.plan = replace(plan, items=items)
+        return plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """A tensor, a rectangle of one, or plain data; torch's own finds rectangles in tensors alone."""
