@@ -323,10 +323,11 @@ def saved(mode: str, folder: str, before: str = "") -> dict[str, Any]:
     """Three steps, a checkpoint that is written beside three more, and from it three more again, in a new step under
     each of the strategies; from `before`, a checkpoint of other processes, too."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    layers = 2 if "pp" in mode else 1  # a pipeline has a layer a stage, at least
 
     def made(mode: str, seed: int) -> tuple[Any, nn.Module]:
         torch.manual_seed(seed)
-        model = Llama(layers=1 if "pp" not in mode else 2).double()
+        model = Llama(layers=layers).double()
         return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy_of(mode, world),
                                    strict=True, threads=1), model
 

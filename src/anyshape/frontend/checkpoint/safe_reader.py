@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 from anyshape.base.errors import InputError
+from anyshape.frontend.checkpoint.checksums import check_files
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (
@@ -76,6 +77,19 @@ class SafeReader(FileSystemReader):
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
+
+    def has_checksums(self) -> bool:
+        """Whether all files of it have checksums; they are compared.
+
+        Raises:
+            InputError: a file is damaged, or not there.
+        """
+        names = {one.relative_path for one in self.read_metadata().storage_data.values()}
+        try:
+            return check_files(Path(self.path) / name for name in sorted(names))
+        except OSError as error:
+            raise InputError(f"the checkpoint {os.fspath(self.path)} cannot be read",
+                             why=f"{type(error).__name__}: {error}", do="load an earlier one") from error
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,11 +88,14 @@ class Saver:
             if not wait:  # copies are made here: the step may change its tensors when this returns
                 self.last = dcp.async_save(  # type: ignore[assignment]
                     state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
+                self.last.add_done_callback(partial(_release, self.writer))
                 return
             try:
                 dcp.save(state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
             except FAULTS as error:
                 raise self._refusal(error, self.writer) from error
+            finally:
+                self.writer.release()
 
     def wait(self) -> None:
         """Until the save in hand has ended, if there is one.
@@ -117,14 +121,19 @@ class Saver:
         what = f"the checkpoint of step {writer.count} could not be written"
         if self.rank:
             return OutputError(f"rank {self.rank}: {what} (see rank 0)")
-        writer.abandon()
+        if not isinstance(cause, BlockingIOError):  # what is there is the other's
+            writer.abandon()
         whole = checkpoints(writer.folder)
         words = getattr(cause, "strerror", None) or str(cause).strip().splitlines()[0]
         where = f"{writer.folder}, rank {rank}" if self.is_distributed else str(writer.folder)
         kept = f"the last whole one is {whole[-1].name}" if whole else "there is no earlier one"
-        do = "free some space, or give another folder; steps may go on" if isinstance(cause, OSError) else \
-            "steps may go on, and the next save tries again"
-        return OutputError(what, where=where, why=f"{words}; {kept}", do=do)
+        do = "let each step save into a folder of its own" if isinstance(cause, BlockingIOError) else \
+            "free some space, or give another folder" if isinstance(cause, OSError) else "save again"
+        return OutputError(what, where=where, why=f"{words}; {kept}", do=f"{do}; steps may go on")
+
+
+def _release(writer: StepWriter, _: Future[Any]) -> None:
+    writer.release()
 
 
 def others_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +209,7 @@ def examine(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     own = str(rank % max(len(ranks), 1))
     random = [name for name in (f"random.{own}", f"random.{own}.cuda") if name in stored.shapes]
     wanted = [*stored.below("model."), *stored.below("optimizer.state."), *stored.below("train_step."), *random]
-    read(reader, {name: None if stored.shapes[name] is None else  # of no memory
+    read(reader, {} if reader.has_checksums() else {name: None if stored.shapes[name] is None else  # of no memory
                   torch.empty((), dtype=stored.dtypes[name]).expand(stored.shapes[name])  # type: ignore[arg-type]
                   for name in wanted}, TrialPlanner())
     return Loadable(reader, stored, data, random)
