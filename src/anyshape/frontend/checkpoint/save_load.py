@@ -36,6 +36,7 @@ from anyshape.frontend.checkpoint.contents import (
 from anyshape.frontend.checkpoint.folder import StepWriter, checkpoints
 from anyshape.frontend.checkpoint.safe_reader import SafeLoadPlanner, SafeReader, TrialPlanner
 from anyshape.frontend.train_step.distributed import Distribution
+from anyshape.runtime.collectives.lost_rank import lost
 
 T = TypeVar("T")
 FAULTS = (dcp.CheckpointException, OSError, RuntimeError)  # what comes of writing and reading files on many ranks
@@ -118,6 +119,8 @@ class Saver:
                 writer.abandon()
             if rank == self.rank:
                 raise cause
+        if self.is_distributed and (found := lost(cause)) is not None:
+            return found
         what = f"the checkpoint of step {writer.count} could not be written"
         if self.rank:
             return OutputError(f"rank {self.rank}: {what} (see rank 0)")
