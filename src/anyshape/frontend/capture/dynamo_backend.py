@@ -232,13 +232,13 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
             tape=None, partner=None, whole=True, static_inputs=static))
     expanded(halves.backward)
     found = []
-    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
-                                        ("backward", halves.backward, halves.forward, halves.backward_inputs)):
+    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.order.forward_inputs),
+                                        ("backward", halves.backward, halves.forward, halves.order.backward_inputs)):
         found.append(compile_or_interpret(ProgramRequest(
             gm=half, role=role, name=f"{number}.{role}", config=compilation.config,  # type: ignore[arg-type]
             compilation=compilation, tape=halves.layout, partner=partner, whole=True,
             static_inputs=tuple(i for i, place in enumerate(places) if place in static))))
-    return HalvesProgram(halves, *found)
+    return HalvesProgram(halves.order, *found)
 
 
 def compile_or_interpret(request: ProgramRequest) -> Boxed:

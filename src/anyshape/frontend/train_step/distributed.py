@@ -22,8 +22,10 @@ from torch.fx import GraphModule
 
 from anyshape.backend.targets import target_of
 from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
+from anyshape.dist.halves import halves_of
 from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
@@ -36,6 +38,8 @@ from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
+from anyshape.frontend.train_step.joined import joined
+from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, step_halves
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import with_symbols
@@ -43,6 +47,7 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.lost_rank import Peer, peers
@@ -213,13 +218,18 @@ def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequen
     return Roles(weights, states, data)
 
 
-def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int]) -> tuple[Graph, Notes, Roles]:
-    """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are.
+def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int],
+             in_halves: bool = False) -> tuple[Graph, Notes, Roles]:
+    """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are. in_halves:
+    a forward comes first, and then a backward with what it computes again (`notes.first`).
 
     Raises:
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
+    halves = step_halves(gm, static) if in_halves else None
+    if halves is not None:
+        gm = joined(gm, halves)
     expanded(gm)
     graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
     # likely sizes are those of this rank's batch, and decisions are those of all ranks
@@ -238,19 +248,33 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
-    name = f"{number}.inference"
-    graph, notes, roles = imported(compilation, name, gm, static)
+    strategy = distribution.strategy
+    graph, notes, roles = imported(compilation, f"{number}.inference", gm, static, True)
     with api.outside_tracing():
-        chain = partitioned(graph, distribution.strategy, roles)
-        local = bucketed(chain[-1].graph)
+        chain = partitioned(graph, strategy, roles)
+        local = chain[-1].graph
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
-        text = show(local)
-        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local)}")
-        compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
-                                compilation.names_of(name), compilation.held).forward
-    compilation.register(NativeProgram(name, compiled, notes))
-    return DistributedProgram(compiled.executable, distribution, chain, graph, roles, notes, needs, text)
+        parts = [bucketed(local)]
+        halves = halves_of(local, notes.first, roles.data) if notes.first else None
+        if halves is not None:
+            parts = [bucketed(halves.forward), bucketed(halves.backward)]
+        text = "\n".join(map(show, parts))
+        compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
+        first, *later = (lowered(one, strategy.mesh) for one in parts)
+        names = ("forward", "backward") if later else ("inference",)
+        needed = tuple(dict.fromkeys(size for one in later for size in uncertain_sizes(one)))
+        backward = BackwardGraph(later[0], {}, needed) if later else None
+        pair = compile_pair(first, backward, compilation.config, needed, True,
+                            compilation.names_of(f"{number}.{names[0]}"), compilation.held)
+    programs = [NativeProgram(f"{number}.{name}", one, notes)
+                for name, one in zip(names, (pair.forward, pair.backward), strict=False) if one is not None]
+    for one in programs:
+        compilation.register(one)
+    executables = [one.executable for one in programs]
+    run = executables[0] if halves is None else HalvesProgram(HalvesOrder(
+        bool(halves.forward.saved), halves.forward_inputs, halves.backward_inputs, halves.outputs), *executables)
+    return DistributedProgram(run, distribution, chain, graph, roles, notes, needs, text)
 
 
 class DistributedProgram:

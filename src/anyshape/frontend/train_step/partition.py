@@ -33,26 +33,33 @@ VIEWS = frozenset(("view", "reshape", "_unsafe_view", "expand", "permute", "tran
 
 
 @dataclass(frozen=True, slots=True)
-class StepHalves:
-    """The two graphs of one train step.
+class HalvesOrder:
+    """Which inputs of a step its halves take, and which outputs they give.
 
     Args:
-        layout: of the tape; None when nothing is saved.
+        has_tape: the forward gives one last, and the backward takes it first.
         forward_inputs, backward_inputs: which inputs of the whole each takes, in order; the tape comes first.
         outputs: per output of the whole, its place among those of the forward and then the backward, or -1: it is
             the literal of that position in `literals`.
     """
-    forward: GraphModule
-    backward: GraphModule
-    layout: TapeLayout | None
+    has_tape: bool
     forward_inputs: tuple[int, ...]
     backward_inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    literals: tuple[Any, ...]
+    literals: tuple[Any, ...] = ()
 
     def forward_given(self, inputs: Sequence[Any]) -> list[Any]:
         """Of the whole's inputs, what the forward takes."""
         return [inputs[i] for i in self.forward_inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class StepHalves:
+    """The two graphs of one train step. layout: of the tape; None when nothing is saved."""
+    forward: GraphModule
+    backward: GraphModule
+    layout: TapeLayout | None
+    order: HalvesOrder
 
 
 class HalvesProgram:
@@ -60,25 +67,25 @@ class HalvesProgram:
 
     _boxed_call = True
 
-    def __init__(self, halves: StepHalves, forward: Boxed, backward: Boxed) -> None:
-        self.halves = halves
+    def __init__(self, order: HalvesOrder, forward: Boxed, backward: Boxed) -> None:
+        self.order = order
         self.forward = forward
         self.backward = backward
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        halves = self.halves
-        later = [inputs[i] for i in halves.backward_inputs]
-        first = halves.forward_given(inputs)
+        order = self.order
+        later = [inputs[i] for i in order.backward_inputs]
+        first = order.forward_given(inputs)
         inputs.clear()
         found = list(self.forward(first))
-        if halves.layout is not None:
+        if order.has_tape:
             tape = found.pop()
             tape.once = True
             later.insert(0, tape)
             del tape
         found += self.backward(later)
-        return [literal if place < 0 else found[place]
-                for place, literal in zip(halves.outputs, halves.literals, strict=True)]
+        literals = order.literals or order.outputs
+        return [literal if place < 0 else found[place] for place, literal in zip(order.outputs, literals, strict=True)]
 
 
 def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
@@ -123,8 +130,9 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     make_again(forward, backward, len(first))
     backward = _with_inputs(forward, backward, len(first), len(second), [target for target, _ in writes])
     layout = put_tape(forward, backward, len(first))
-    return StepHalves(forward, backward, layout, _used_inputs(forward, place_of), _used_inputs(backward, place_of),
-                      outputs, tuple(None if isinstance(node, Node) else node for node in returned))
+    return StepHalves(forward, backward, layout, HalvesOrder(
+        layout is not None, _used_inputs(forward, place_of), _used_inputs(backward, place_of), outputs,
+        tuple(None if isinstance(node, Node) else node for node in returned)))
 
 
 def _seed(joint: GraphModule) -> Node | None:

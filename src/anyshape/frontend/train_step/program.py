@@ -195,7 +195,7 @@ def _within_limit(program: Boxed, inputs: list[Any], or_none: bool) -> list[Any]
 def _refusal(program: Boxed, inputs: list[Any]) -> LimitError | None:
     """Why a limit refuses a call, which is not made; None where that is not so, or not known."""
     if isinstance(program, HalvesProgram):
-        return _refusal(program.forward, program.halves.forward_given(inputs))
+        return _refusal(program.forward, program.order.forward_given(inputs))
     if isinstance(program, NativeProgram):
         return _refusal(program.executable, [*inputs, *program.constants])
     if isinstance(program, Executable):
