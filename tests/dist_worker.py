@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 import anyshape
 import dist_wrapped
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import AnyShapeError, LimitError
 from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
 from anyshape.dist.strategies import PipelineSchedule, Strategy
@@ -168,6 +168,62 @@ def lengths_differ() -> dict[str, Any]:
                 one -= 0.1 * one.grad
         worst = max([worst, difference(loss, wanted), *map(difference, model.parameters(), alone.parameters())])
     return {"worst": worst, "programs": len(step.programs)}
+
+
+def limited(mode: str = "ddp") -> dict[str, Any]:
+    """Steps of a length of its own on each rank under a limit that the longest ones do not keep to as they are, beside
+    the same without one; and a limit that is too low."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    place, count = coordinates_of(strategy_of(mode, world), rank, world)
+    given = []
+    for rows, length in ((3, 33), (2, 17), (3, 33)):
+        torch.manual_seed(length)
+        given.append(torch.randint(0, 60, (rows, length - (length // 2 * place if count > 1 else 0))))
+
+    def made(limit: int | str) -> tuple[Any, nn.Module]:
+        torch.manual_seed(0)
+        model = Llama(layers=3)
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1,
+                                   memory_limit=limit, clip_norm=1.0), model
+
+    def budget(step: Any) -> Any:
+        return next(one.executable.limit for one in step.programs if one.executable.limit is not None
+                    and one.executable.limit.backward is not None)
+
+    def bounds(step: Any) -> tuple[int, int]:
+        limit = budget(step)
+        record = max(limit.program.specializations.values(), key=lambda one: limit.needed(one.values, one.policy))
+        return limit.needed(record.values, record.policy), limit.least(record.values)
+
+    def of_all(number: int) -> list[int]:
+        found: list[Any] = [None] * world
+        dist.all_gather_object(found, number)
+        return found
+
+    free, plain = made("1GB")
+    before = anyshape.stats()["collectives"]
+    wanted = [free(one) for one in given]
+    sent = anyshape.stats()["collectives"] - before
+    most, least = (of_all(number) for number in bounds(free))
+    step, model = made(1000)
+    refused = refusal(lambda: step(given[0]))
+    state = [one.clone() for one in model.parameters()]
+    with contextlib.suppress(LimitError):
+        step(given[0])
+    changed = sum(not torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
+    middle = (max(most) + max(least)) // 2
+    for one in step.programs:
+        if one.executable.limit is not None:
+            one.executable.limit.move(middle)
+    before = anyshape.stats()["collectives"]
+    losses = [step(one) for one in given]
+    sent -= anyshape.stats()["collectives"] - before
+    worst = max(map(difference, losses, wanted))
+    with step.whole(), free.whole():
+        worst = max([worst, *map(difference, model.parameters(), plain.parameters())])
+    dropped = max(len(record.policy.dropped) for record in budget(step).program.specializations.values())
+    return {**refused, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "most": most,
+            "least": least}
 
 
 def ring_attention() -> dict[str, Any]:
@@ -396,6 +452,8 @@ def main() -> None:
            "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
+    elif mode == "limited":
+        found = {name: limited(name) for name in options}
     elif mode == "saved":
         found = saved(*options)
     elif mode == "loses":

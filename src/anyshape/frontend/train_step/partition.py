@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from anyshape.base.errors import LimitError
 from anyshape.frontend.autograd.effect_order import TANGENTS, pin, put_in_order, reached
 from anyshape.frontend.autograd.joint_graph_cse import remove_duplicates
 from anyshape.frontend.autograd.partition import TapeLayout, put_tape
 from anyshape.frontend.autograd.recompute_index_tensors import make_again
 from anyshape.frontend.programs.session import Boxed
+from anyshape.frontend.train_step.refusal import refusal_of
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -71,6 +73,10 @@ class HalvesProgram:
         self.order = order
         self.forward = forward
         self.backward = backward
+
+    def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
+        """Why a limit refuses a call; the forward decides for both."""
+        return refusal_of(self.forward, self.order.forward_given(inputs))
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         order = self.order
