@@ -21,6 +21,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ops.collective import COLLECTIVES
 
 AGAIN = ("all_gather", "cast")  # beside views
+AHEAD_BYTES = 8 << 20  # of weights that are gathered before a value that they may have to make again is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,29 @@ class _Cut:
 
         for node in self.second:
             for value in node.values():
+                for one in self.weights_of(value, done):
+                    yield from chain(one)
                 yield from chain(value)
             yield node
+
+    def weights_of(self, value: Value, seen: set[str]) -> list[Value]:
+        """Gathered weights that a value of the forward is made of, and those before them, up to AHEAD_BYTES: under a
+        limit in bytes it may be made again. Each value is asked for once."""
+        waiting, found, total = [value], list[Value](), 0
+        while waiting and total < AHEAD_BYTES:
+            one = waiting.pop(0)
+            node = self.makers.get(one.name)
+            if node is None or one.name in seen:
+                continue
+            if one.name in self.light:
+                if node.op == "all_gather":
+                    found.append(one)
+                    total += self.graph.facts.hint(one.tensor.bytes)
+                    continue
+            else:
+                seen.update(v.name for v in node.outputs)
+            waiting += node.values()
+        return found
 
     def finished(self, second: tuple[Node, ...], saved: tuple[Value, ...], made: Collection[str]) -> Halves:
         graph = self.graph

@@ -25,6 +25,7 @@ from anyshape.base.errors import ConfigError, LimitError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
+from anyshape.dist.gathers import gathered_first
 from anyshape.dist.halves import halves_of
 from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import Axis, Mesh
@@ -259,7 +260,7 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
     graph, notes, roles = imported(compilation, f"{number}.inference", gm, static, True)
     with api.outside_tracing():
         chain = partitioned(graph, strategy, roles)
-        local = chain[-1].graph
+        local = gathered_first(chain[-1].graph, roles.data)
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         parts = [bucketed(local)]
