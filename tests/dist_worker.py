@@ -171,7 +171,7 @@ def lengths_differ() -> dict[str, Any]:
     return {"worst": worst, "programs": len(step.programs)}
 
 
-def limited(mode: str, **more: Any) -> dict[str, Any]:
+def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     """Steps of a length of its own on each rank under a limit that the longest ones do not keep to as they are, beside
     the same without one; and a limit that is too low for one rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -183,7 +183,7 @@ def limited(mode: str, **more: Any) -> dict[str, Any]:
 
     def made(limit: int | str) -> tuple[Any, nn.Module]:
         torch.manual_seed(0)
-        model = Llama()
+        model = Llama(layers)
         return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1,
                                    memory_limit=limit, **more), model
 
@@ -443,7 +443,7 @@ def main() -> None:
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "limited":
-        found = {name: limited(name) for name in options}
+        found = limited(options[0], **json.loads(options[1]))
     elif mode == "saved":
         found = saved(*options)
     elif mode == "loses":
@@ -451,7 +451,7 @@ def main() -> None:
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
-        found = {**trains("fsdp", clip_norm=1.0), "demo": demo()}
+        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp", layers=1), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

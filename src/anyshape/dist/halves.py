@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.ops.collective import COLLECTIVES
+from anyshape.ops.collective import COLLECTIVES, Parts, parts_of
 
 AGAIN = ("all_gather", "cast")  # beside views
 AHEAD_BYTES = 8 << 20  # of weights that are gathered before a value that they may have to make again is read
@@ -97,6 +97,8 @@ class _Cut:
     def with_made_again(self) -> Iterator[Node]:
         """The second half, with what is made again before its first reader."""
         done: set[str] = set()
+        seen: set[str] = set()
+        read = self.read_again()
 
         def chain(value: Value) -> Iterator[Node]:
             node = self.makers.get(value.name)
@@ -108,14 +110,22 @@ class _Cut:
 
         for node in self.second:
             for value in node.values():
-                for one in self.weights_of(value, done):
+                for one in self.weights_of(value, seen, read):
                     yield from chain(one)
                 yield from chain(value)
             yield node
 
-    def weights_of(self, value: Value, seen: set[str]) -> list[Value]:
+    def read_again(self) -> set[str]:
+        """What the second half reads of what is made of weights alone."""
+        found = {v.name for node in self.second for v in node.values()} & self.light
+        for node in reversed(self.first):
+            if any(v.name in found for v in node.outputs):
+                found.update(v.name for v in node.values())
+        return found
+
+    def weights_of(self, value: Value, seen: set[str], read: Collection[str]) -> list[Value]:
         """Gathered weights that a value of the forward is made of, and those before them, up to AHEAD_BYTES: under a
-        limit in bytes it may be made again. Each value is asked for once."""
+        limit in bytes it may be made again. Each value is asked for once. read: what is gathered in any case."""
         waiting, found, total = [value], list[Value](), 0
         while waiting and total < AHEAD_BYTES:
             one = waiting.pop(0)
@@ -124,8 +134,9 @@ class _Cut:
                 continue
             if one.name in self.light:
                 if node.op == "all_gather":
-                    found.append(one)
-                    total += self.graph.facts.hint(one.tensor.bytes)
+                    if one.name in read:
+                        found.append(one)
+                        total += self.graph.facts.hint(one.tensor.bytes)
                     continue
             else:
                 seen.update(v.name for v in node.outputs)
@@ -166,3 +177,50 @@ class _Cut:
             name=name, inputs=inputs, nodes=nodes, outputs=tuple(graph.outputs[place] for place in outputs),
             output_strides=tuple(graph.output_strides[place] for place in outputs) if graph.output_strides else (),
             memory=tuple(graph.memory[place] for place in outputs) if graph.memory else (), writes=())
+
+
+def gathered_first(graph: Graph, data: Collection[str]) -> Graph:
+    """The graph with gathers of permuted weights as permuted gathers of weights: what is read in several orders of dims
+    comes once. `data`: names of the inputs that are a batch.
+
+        t = permute(w); y = all_gather(t)   -->   whole = all_gather(w); y = permute(whole)
+
+    The partitioner deals out what it finds, equation by equation, so a product that reads a weight turned round gathers
+    it turned round; forward and backward of a linear layer read it in two orders.
+    """
+    inputs = {v.name: v for v in graph.inputs if v.name not in data}
+    made = graph.producers()
+    names = {v.name for v in graph.inputs} | set(made)
+    known: dict[tuple[str, object, object], Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        operand = next(node.values(), None)
+        dims = tuple(range(operand.tensor.rank)) if operand is not None else ()
+        while node.op == "all_gather" and operand is not None and operand.name in made and made[
+                operand.name].op == "permute":
+            before = made[operand.name].attr("dims")
+            assert isinstance(before, tuple)
+            dims = tuple(before[d] for d in dims)  # type: ignore[misc,index]
+            operand = next(made[operand.name].values())
+        if node.op != "all_gather" or operand is None or operand.name not in inputs:
+            nodes.append(node)
+            continue
+        (one,) = parts_of(node)
+        own = Parts(dims[one.dim], one.outer, one.n, one.inner, one.count).attr()
+        key = operand.name, node.attr("axis"), own
+        if key not in known and dims == tuple(range(len(dims))):
+            nodes.append(node)
+            known[key] = node.output
+            continue
+        if key not in known:
+            name = f"{operand.name}_whole"
+            while name in names:
+                name += "_"
+            names.add(name)
+            kind = operand.tensor
+            whole = Value(name, TensorType(kind.dtype, Parts(*own).whole(kind.shape), None, kind.device))
+            attrs = tuple((name, (own,) if name == "parts" else value) for name, value in node.attrs)
+            nodes.append(Node("all_gather", (operand,), attrs, (whole,), node.where))
+            known[key] = whole
+        nodes.append(Node("permute", (known[key],), (("dims", dims),), node.outputs, node.where))
+    return graph.replace(nodes=tuple(nodes))

@@ -25,8 +25,7 @@ from anyshape.base.errors import ConfigError, LimitError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
-from anyshape.dist.gathers import gathered_first
-from anyshape.dist.halves import halves_of
+from anyshape.dist.halves import gathered_first, halves_of
 from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
@@ -39,10 +38,8 @@ from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
-from anyshape.frontend.train_step.joined import joined
-from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, step_halves
+from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, joined, refusal_of, step_halves
 from anyshape.frontend.train_step.program import ROLE
-from anyshape.frontend.train_step.refusal import refusal_of
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import with_symbols
 from anyshape.ir.graph import Graph, Value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -24,14 +24,39 @@ from anyshape.frontend.autograd.effect_order import TANGENTS, pin, put_in_order,
 from anyshape.frontend.autograd.joint_graph_cse import remove_duplicates
 from anyshape.frontend.autograd.partition import TapeLayout, put_tape
 from anyshape.frontend.autograd.recompute_index_tensors import make_again
+from anyshape.frontend.importer.graph_inputs import BORDER
+from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed
-from anyshape.frontend.train_step.refusal import refusal_of
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.memory.tape import make_tape, tape_get
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
 SEED = "anyshape_seed"  # marks the gradient of the loss itself
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
                    "slice", "select", "alias", "detach", "unbind", "split", "split_with_sizes", "as_strided"))
+
+
+@runtime_checkable
+class Refuses(Protocol):
+    """A program that knows."""
+
+    def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
+        """Why a limit refuses a call with these inputs; None where that is not so."""
+
+
+def refusal_of(program: Boxed, inputs: Sequence[Any]) -> LimitError | None:
+    """Why a limit refuses a call, which is not made; None where that is not so, or not known."""
+    if isinstance(program, Refuses):
+        return program.refusal(inputs)
+    if isinstance(program, NativeProgram):
+        return refusal_of(program.executable, [*inputs, *program.constants])
+    if isinstance(program, Executable):
+        try:
+            program.admit(program.record(*inputs))
+        except LimitError as error:
+            return error.with_traceback(None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +164,48 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     return StepHalves(forward, backward, layout, HalvesOrder(
         layout is not None, _used_inputs(forward, place_of), _used_inputs(backward, place_of), outputs,
         tuple(None if isinstance(node, Node) else node for node in returned)))
+
+
+def joined(step: GraphModule, halves: StepHalves) -> GraphModule:
+    """The halves of `step` as one graph, one after the other, with what the backward computes again twice; the first
+    node of the backward is marked as BORDER. A partitioner over ranks takes it, and a rank's part is cut in halves again
+    (dist/halves.py): so what is saved is chosen as for one process."""
+    graph = Graph()
+    made: dict[str, Node] = {}
+    for node in step.graph.nodes:
+        if node.op == "placeholder":
+            made[node.name] = graph.node_copy(node)
+    saved: tuple[Node, ...] = ()
+    results: list[Node] = []
+    names: dict[str, Node] = dict(made)
+
+    def of(node: Node) -> Node:
+        return names[node.name]
+
+    for node in halves.forward.graph.nodes:
+        if node.target is make_tape:
+            saved = tuple(names[one.name] for one in node.args)
+        elif node.op == "output":
+            results += [names[one.name] for one in node.args[0] if one.target is not make_tape]
+        elif node.op != "placeholder":
+            names[node.name] = graph.node_copy(node, of)
+    names = dict(made)
+    is_first = True
+    for node in halves.backward.graph.nodes:
+        if node.target is tape_get:
+            names[node.name] = saved[node.args[1]]
+        elif node.op == "output":
+            results += [names[one.name] for one in node.args[0]]
+        elif node.op != "placeholder":
+            names[node.name] = graph.node_copy(node, of)
+            if is_first:
+                names[node.name].meta[BORDER] = True
+                is_first = False
+    outputs = [literal if place < 0 else results[place]
+               for place, literal in zip(halves.order.outputs, halves.order.literals, strict=True)]
+    graph.output(tuple(outputs))
+    graph.lint()
+    return settings.graph_module(step, graph)
 
 
 def _seed(joint: GraphModule) -> Node | None:

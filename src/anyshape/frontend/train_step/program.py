@@ -28,8 +28,7 @@ from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.programs.session import Boxed
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
-from anyshape.frontend.train_step.partition import SEED, VIEWS
-from anyshape.frontend.train_step.refusal import refusal_of
+from anyshape.frontend.train_step.partition import SEED, VIEWS, refusal_of
 from anyshape.frontend.train_step.step_module import StepState
 from anyshape.frontend.train_step.update import StepUpdate
 from anyshape.torch_compat.tracing import settings
