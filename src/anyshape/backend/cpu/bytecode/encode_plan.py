@@ -14,22 +14,20 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from anyshape.backend.cpu.bytecode import encode_attention as attention
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
-from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec
-from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
-from anyshape.backend.cpu.bytecode.encode_direct_conv import direct_conv_words
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
 from anyshape.backend.cpu.bytecode.encode_gemm import (
+    PACKED,
     Area,
     Products,
     Shape,
     at_slots,
     bits,
-    copy_words,
     finished,
     has,
     matmul_words,
+    native,
 )
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
@@ -37,11 +35,12 @@ from anyshape.backend.cpu.bytecode.encode_recurrence import RecurrenceSpec, recu
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, kind_words
 from anyshape.backend.cpu.bytecode.template import Names, Word
+from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
-from anyshape.ops.attention import OPERANDS, wide
+from anyshape.ops.attention import OPERANDS, roles, wide
 from anyshape.ops.convolution import CONVOLUTIONS
 from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
@@ -72,11 +71,6 @@ class _Spec:
     places: tuple[tuple[int, int], ...]
     alpha: float = 1.0
     beta: float = 1.0
-
-
-def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
-    return [Area(slot, offset * item, item, shape, strides)
-            for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
 
 
 def _matmul(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -130,12 +124,7 @@ def _bands(products: Products, rows: int, columns: int, spec: _Spec, windows: tu
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
-_AnySpec = _Spec | AttentionSpec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
-
-
-def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    source, target = _areas(spec, windows)
-    return copy_words(spec.number, source, target)
+_AnySpec = _Spec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
 
 
 def encode(plan: Plan, kernels: Mapping[str, int], products: Products,
@@ -161,6 +150,7 @@ class PlanEncoder:
         self.products = products
         self.fill = fill
         self.specs: list[_AnySpec] = []
+        self.dtypes_found: list[str] = []
         self.wide: list[str] = []  # dtypes of attention's scores
         self.names = Names()
         self.kinds: dict[str, array[int]] = {}
@@ -170,24 +160,22 @@ class PlanEncoder:
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Of the products that were printed."""
-        found = (spec.dtype for spec in self.specs if not isinstance(spec, RoutingSpec) and spec.dtype)
-        return tuple(dict.fromkeys((*found, *self.wide)))
+        return tuple(dict.fromkeys((*self.dtypes_found, *self.wide)))
 
     def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
         """An array of words, and what its expression calls."""
         self.formulas = formulas
         self.slots = formulas.slots
         pieces = self.steps()
-        template = PlanTemplate(int64_array([word for piece in pieces for word in piece]), len(pieces), self.capacity,
-                                self.kinds, self.products, self.fill)
+        found = PlanTemplate(int64_array([word for piece in pieces for word in piece]), len(pieces), self.capacity,
+                             self.kinds, self.products, self.fill)
         values = "".join(f"{name}, " for name in self.names.index)
         more = " + ".join(f"{name}n" for name in self.given) or "0"
         products, machine = self.products, self.products.machine
         return f"template(({values}), {more})", {
-            "template": template, "int64_array": int64_array, "attention": partial(attention.attention_words, products),
-            "grouped": partial(grouped_words, products), "routing": routing_words,
-            "recurrence": partial(recurrence_words, machine), "grouped_conv": partial(grouped_conv_words, machine),
-            "direct_conv": partial(direct_conv_words, machine), "copy": _copy, "bands": partial(_bands, products),
+            "template": found, "int64_array": int64_array, "bits": bits, "grouped": partial(grouped_words, products),
+            "routing": routing_words, "recurrence": partial(recurrence_words, machine),
+            "grouped_conv": partial(grouped_conv_words, machine), "bands": partial(_bands, products),
             "specs": self.specs}
 
     def steps(self) -> list[list[int]]:
@@ -225,6 +213,11 @@ class PlanEncoder:
         self.formulas.lines += [f"    {name} = int64_array({text})", f"    {name}a, {name}n = {name}.buffer_info()"]
         return self.piece(template.GIVEN, [f"{name}a", f"{name}n"])
 
+    def filled(self, kind: int, body: Sequence[Word]) -> list[int]:
+        """A piece whose sizes say what its words are."""
+        self.capacity += template.most_words(kind, body)
+        return self.piece(kind, body)
+
     def call(self, number: int) -> list[int]:
         """A step that PyTorch does."""
         return self.words([host.CALL, host.STEP_WORDS, number])
@@ -234,12 +227,11 @@ class PlanEncoder:
         if isinstance(step, KernelStep):
             return self.kernel(number, step)
         if isinstance(step, CopyStep):
-            item = size_of(step.source.type.dtype)
             if step.source.type.dtype != step.target.type.dtype:
                 return self.call(number)
-            places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
-            types = self.formulas.types((step.source, step.target))
-            return self.encoded(f"copy({self.spec(_Spec(number, '', places))}, {types})")
+            if len(step.source.type.shape) > template.MOST_DIMS:
+                return self.call(number)
+            return self.filled(template.COPY, [number, *self.window(step.source), *self.window(step.target)])
         if isinstance(step, LibraryStep):
             return self.library(number, step)
         if isinstance(step, TiledGemmStep):
@@ -247,7 +239,10 @@ class PlanEncoder:
         return self.call(number)
 
     def spec(self, spec: _AnySpec) -> str:
+        """The name of what does not depend on sizes in a step that Python encodes."""
         self.specs.append(spec)
+        if not isinstance(spec, RoutingSpec):
+            self.dtypes_found.append(spec.dtype)
         return f"specs[{len(self.specs) - 1}]"
 
     def library(self, number: int, step: LibraryStep) -> list[int]:
@@ -256,6 +251,8 @@ class PlanEncoder:
         if step.op in ("matmul", "matmul_add"):
             return self.product(number, step)
         windows = (*step.inputs, *step.outputs)
+        if step.op == "direct_conv":
+            return self.direct_conv(number, step)
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         types = self.formulas.types(windows)
         if step.op in GROUPED:
@@ -281,8 +278,8 @@ class PlanEncoder:
     def product(self, number: int, step: LibraryStep) -> list[int]:
         """A product: how its words follow from sizes is said by backend/cpu/routines/encoding/product.py."""
         spec, windows = self.product_of(number, step)
-        self.specs.append(spec)
         dtype = spec.dtype
+        self.dtypes_found.append(dtype)
         if any(len(window.type.shape) > template.MOST_DIMS for window in windows) or not has(dtype, self.products):
             return self.call(number)
         addend = len(windows) > 3 and spec.beta != 0
@@ -291,8 +288,7 @@ class PlanEncoder:
                             int(beta != 1), int(addend)]
         for window in windows if addend else windows[:3]:
             body += self.window(window)
-        self.capacity += template.most_words(template.PRODUCT, body)
-        return self.piece(template.PRODUCT, body)
+        return self.filled(template.PRODUCT, body)
 
     def window(self, window: Window) -> list[Word]:
         """The words of a `template.Window`."""
@@ -327,11 +323,38 @@ class PlanEncoder:
     def attention(self, number: int, step: LibraryStep) -> list[int]:
         attrs: dict[str, Any] = dict(step.attrs)
         windows = (*step.inputs, *step.outputs)
-        dtype = windows[0].type.dtype
-        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        dtype, depth = windows[0].type.dtype, self.formulas.number(windows[0].type.shape[3])
         self.wide.append(wide(dtype))
-        spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        return self.encoded(f"attention({self.spec(spec)}, {self.formulas.types(windows)})")
+        self.dtypes_found.append(dtype)
+        if not native(dtype, self.products.machine, self.products.blas):
+            return self.call(number)
+        code, factor = "d" if dtype == "f64" else "f", attrs["scale"]
+        scale: Word
+        if factor is None and depth.isidentifier():
+            key = "scale", depth, code
+            scale = self.formulas.local(key, f"bits({depth}**-0.5 if {depth} > 0 else 0.0, '{code}')")
+        elif factor is None:
+            scale = bits(int(depth)**-0.5 if int(depth) > 0 else 0.0, code)
+        else:
+            scale = bits(factor, code)
+        backward = step.op == "attention_backward"
+        there = dict(zip(roles(step.op, len(windows)), windows, strict=True))
+        weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
+        return self.filled(template.ATTENTION, [
+            self.kind(dtype), number, int(backward), int(attrs["causal"]), scale, size_of(wide(dtype)),
+            host.WEIGH + weigh, *(int(role in there) for role in host.OPERANDS),
+            *itertools.chain(*(self.window(there[role]) for role in host.OPERANDS if role in there))])
+
+    def direct_conv(self, number: int, step: LibraryStep) -> list[int]:
+        windows, attrs, machine = (*step.inputs, *step.outputs), dict(step.attrs), self.products.machine
+        optional = [bool(attrs.get(name)) for name in ("scaled", "shifted", "added")]
+        present = [len(windows) - 3 > sum(optional), *optional]
+        settings: Any = [attrs[name] for name in ("stride", "padding", "dilation")]
+        self.dtypes_found.append(windows[0].type.dtype)
+        return self.filled(template.DIRECT_CONV, [
+            number, len(windows), *map(int, present), least(bool(attrs.get("relu"))), *itertools.chain(*settings),
+            machine.lanes, direct_conv.grain(machine), PACKED["f32"] + host.PACKED_TURN,
+            *itertools.chain(*map(self.window, windows))])
 
     def kernel(self, number: int, step: KernelStep) -> list[int]:
         """The piece of a kernel step."""

@@ -113,6 +113,28 @@ class AttentionPiece(Struct):
     windows: Annotated[Array[i64], Inline(0)]
 
 
+class DirectConvPiece(Struct):
+    """A direct convolution."""
+
+    number: i64
+    count: i64  # of windows
+    bias: i64  # 1: there is one; factors, shifts, an addend
+    factors: i64
+    shifts: i64
+    addend: i64
+    least: i64  # the bits of what the result is at least
+    stride_y: i64
+    stride_x: i64
+    padding_y: i64
+    padding_x: i64
+    dilation_y: i64
+    dilation_x: i64
+    lanes: i64  # of a vector of f32
+    grain: i64  # positions of the smallest tile
+    turn: i64  # entry of what turns squares
+    windows: Annotated[Array[i64], Inline(0)]
+
+
 class RegimesPiece(Struct):
     """Versions of a kernel: the first whose conditions are all at least 0 is taken."""
 

@@ -20,19 +20,28 @@ from anyshape.backend.cpu.bytecode.format import (
 )
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
+    ATTENTION,
+    COPY,
     FINISHED,
     GIVEN,
     JOINED,
     MOST_BODY,
     REGIMES,
     WORDS,
+    AttentionPiece,
+    CopyPiece,
+    DirectConvPiece,
     FinishedPiece,
     JoinedPiece,
     Piece,
     ProductPiece,
     RegimesPiece,
 )
+from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
 from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
+from anyshape.backend.cpu.routines.encoding.attention import encode_attention
+from anyshape.backend.cpu.routines.encoding.copy import encode_copy
+from anyshape.backend.cpu.routines.encoding.direct_conv import encode_direct_conv
 from anyshape.backend.cpu.routines.encoding.product import encode_product
 
 
@@ -104,7 +113,14 @@ def fill_step(piece: Piece, values: Array[i64], out: Array[i64]) -> int:
     """The words of a step of several sizes, whose sizes say which routine does it."""
     body = words(MOST_BODY)
     patched(piece, values, body)
-    return encode_product(ProductPiece(body), out)
+    kind = piece.kind
+    if kind == PRODUCT_PIECE:
+        return encode_product(ProductPiece(body), out)
+    if kind == ATTENTION:
+        return encode_attention(AttentionPiece(body), out)
+    if kind == COPY:
+        return encode_copy(CopyPiece(body), out)
+    return encode_direct_conv(DirectConvPiece(body), out)
 
 
 def fill_regimes(piece: RegimesPiece, values: Array[i64], out: Array[i64]) -> int:
