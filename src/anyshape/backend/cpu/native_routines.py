@@ -99,9 +99,7 @@ class NativeRoutines:
             return self.code.routines(module, names)
         # LLVM is not there in every process that runs programs
         from anyshape.backend.cpu.llvm import jit
-        written = text()
-        found = [name for name in names if f"@{name}(" in written]
-        return jit.load(written, found, self.machine, self.cache) if found else Routines({}, None)
+        return jit.load_module(module, text, names, self.machine, self.cache)
 
     def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
         """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.
