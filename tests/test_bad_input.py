@@ -315,7 +315,7 @@ def test_threads_share_a_program(count):
 
 
 def test_threads_compile_at_once():
-    """The first call of a program comes from several threads at the same time."""
+    """The first call of a program comes from several threads at the same time: they wait for one, and make no more."""
     model = Slow()
     fast = anyshape.compile(model, strict=True)
     wrong: list[str] = []
@@ -335,6 +335,7 @@ def test_threads_compile_at_once():
     for worker in workers:
         worker.join()
     assert not wrong, wrong[0]
+    assert [program.name for program in fast.programs] == ["0.forward", "0.backward"]
     for (owner, name), value in zip(patched, before, strict=True):
         assert getattr(owner, name) is value, f"{name} stays changed"
 

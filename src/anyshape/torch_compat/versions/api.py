@@ -83,10 +83,14 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
                 decompositions: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """AOTAutograd over a Dynamo graph; mutations of inputs stay `copy_` nodes at the end of the graph."""
     aot = compat.need("torch._functorch.aot_autograd")
+    made: list[Callable[..., Any]] = []
 
     def compile_backward(*arguments: Any) -> Callable[..., Any]:
-        compile_here = unhooked(backward, "AnyShape compiles a backward graph")
-        return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
+        with compat.compile_lock():  # each thread asks for it whose first backward comes before there is one
+            if not made:
+                compile_here = unhooked(backward, "AnyShape compiles a backward graph")
+                made.append(unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph"))
+            return made[0]
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
