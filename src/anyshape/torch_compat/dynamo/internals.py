@@ -298,12 +298,11 @@ def check_backward(steady: bool) -> None:
 def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, as Dynamo leaves it and what it calls: a backward runs inside of the user's call of `backward`, and
     where that ends a graph of torch.compile, each frame that follows would be traced."""
-    names = ("torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch._dynamo.types.FrameExecStrategy",
-             "torch._dynamo.types.FrameAction")
-    if not compat.has(*names):
+    mark = compat.get("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+    if mark is None:
         return api.unhooked(function, "AnyShape runs a compiled backward graph")
-    mark, strategy, action = map(compat.need, names)
-    mark(function.__code__, strategy(action.SKIP, action.SKIP))
+    skip = compat.need("torch._dynamo.types.FrameAction").SKIP
+    mark(function.__code__, compat.need("torch._dynamo.types.FrameExecStrategy")(skip, skip))
     return function
 
 
