@@ -26,6 +26,7 @@ from anyshape.ir.types import TensorType
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.plan.schedule.ilp import check_installed
 from anyshape.runtime.memory.offload_store import check_folder
+from anyshape.runtime.torch_ops.extern_calls import FUNCTIONAL
 from anyshape.sym.expr import Expr, Size, symbols_of
 from anyshape.torch_compat.versions import api
 
@@ -91,6 +92,9 @@ def _built(request: ProgramRequest, name: str, gm: GraphModule, graph: Graph, no
     if target.streams is not None and all(node.target is not known_number for node in gm.graph.nodes):
         compiled.executable.otherwise = DeviceFallback(request, gm, notes.constants)
     request.compilation.register(program)
+    if any(node.op == "extern" and str(node.attr("target")).startswith(FUNCTIONAL) for node in graph.nodes):
+        from anyshape.runtime.collectives.lost_rank import announce  # torch.distributed, which few programs need
+        announce()
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)
     return program if notes.constants else compiled.executable  # one Python call less per run

@@ -95,6 +95,18 @@ class Executable(Program):
         self.limit = None if policy.budget is None else policy.budget.bind(self)
         self.keeps = self.limit is not None or bool(plan.saved)
 
+    def admit(self, record: Specialization) -> None:
+        """Makes room for a call that has this record, which is not made yet.
+
+        Raises:
+            LimitError: there is none.
+        """
+        limit = self.ran(record).limit
+        if limit is not None:
+            _, space = limit.fit(record)
+            if space is not None:
+                space.release()
+
     def _kept(self, record: Specialization, inputs: tuple[Any, ...], pointers: tuple[int, ...],
               undo: tuple[Any, ...]) -> list[Any]:
         """A call under a limit, or of a forward that saves something, which returns its tape as the last result."""
