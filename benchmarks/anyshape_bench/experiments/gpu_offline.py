@@ -28,7 +28,8 @@ import torch
 import anyshape
 from anyshape.backend.triton import toolchain
 from anyshape.backend.triton.compile import Compiler, Wanted
-from anyshape.backend.triton.launch import VersionedKernel
+from anyshape.backend.triton.launch import VersionedKernel, alignments_of
+from anyshape.backend.triton.plan_encoder import aligned
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.target import HARDWARE, unsupported
 from anyshape.backend.triton.text import read
@@ -36,6 +37,7 @@ from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.compiler.driver import plan_graph
 from anyshape.ir.parse import parse
+from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import KernelStep, Plan
 from anyshape_bench.models import bench_models
@@ -77,12 +79,14 @@ class Offline:
 
 def wanted(plan: Plan, kernels: Sequence[VersionedKernel]) -> Iterator[Wanted]:
     """The versions that a plan's steps run at the sizes it was captured with."""
-    known = {kernel.name: kernel for kernel in kernels}
+    known, allocated, hint = {kernel.name: kernel for kernel in kernels}, aligned(plan), plan.facts.hint
     for step in plan.steps:
         if isinstance(step, KernelStep):
-            regime = next(one for one in step.regimes if all(plan.facts.hint(size) >= 0 for size in one.conditions))
+            regime = next(one for one in step.regimes if all(hint(size) >= 0 for size in one.conditions))
+            alignments = alignments_of([window.buffer in allocated for window in step.params],
+                                       [hint(window.offset) * size_of(window.type.dtype) for window in step.params])
             for name in regime.kernels:
-                yield from known[name].wanted([plan.facts.hint(size) for size in regime.sizes])
+                yield from known[name].wanted([hint(size) for size in regime.sizes], alignments)
 
 
 def compiling(folder: str, architecture: str, cache: str) -> dict[str, Any]:
