@@ -125,7 +125,7 @@ def capture(folder: str) -> dict[str, Any]:
 
 def study_compiling(repeats: int) -> dict[str, Any]:
     """Every architecture: first processes, each with an empty cache, and later ones."""
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as graphs:
         about = capture(graphs)
         for architecture in ARCHITECTURES:
@@ -137,7 +137,7 @@ def study_compiling(repeats: int) -> dict[str, Any]:
             rows.append({"architecture": architecture, "first": first, "later": later})
             print(f"{architecture}: {rows[-1]}", flush=True)
     return {**about, "triton": toolchain.version(), "torch": torch.__version__, "date": _today(),
-            "cores": len(os.sched_getaffinity(0)), "rows": rows}
+            "cores": len(os.sched_getaffinity(0)), "load": load, "rows": rows}
 
 
 def _process(*arguments: str) -> dict[str, Any]:
@@ -170,17 +170,19 @@ def study_limits(shapes: int) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """The results in Markdown; seconds are medians of processes."""
     compiled, limits = found["compile"], found["limits"]
+    beside = "" if compiled["load"] < compiled["cores"] else f", at a load of {compiled['load']:.0f} beside it"
     lines = ["| measured without a device | aim | here |", "|---|---|---|"]
     for row in compiled["rows"]:
         first, later = ({name: statistics.median(one[name] for one in row[which]) for name in row[which][0]}
                         for which in ("first", "later"))
         lines += [f"| train step of {compiled['model']} for {row['architecture']}: {first['kernels']:.0f} kernels in "
                   f"{first['versions']:.0f} versions planned and compiled, {compiled['cores']} cores, Triton "
-                  f"{compiled['triton']} ({compiled['date']}) | 6 s more than capture | {first['seconds']:.1f} s, of "
-                  f"which planning {first['plan_seconds']:.1f} s; {first['processor_seconds']:.1f} s of processor time "
+                  f"{compiled['triton']} ({compiled['date']}{beside}) | 6 s more than capture | {first['seconds']:.1f} s, "
+                  f"of which planning {first['plan_seconds']:.1f} s; {first['processor_seconds']:.1f} s of processor time "
                   f"(capture and first step on the CPU: {compiled['capture_seconds']:.1f} s) |",
                   f"| the same in a later process, kernels from the disk cache | 0.3 s | "
-                  f"{later['seconds'] - later['plan_seconds']:.2f} s, and planning {later['plan_seconds']:.1f} s |"]
+                  f"{later['seconds'] - later['plan_seconds']:.2f} s, and planning {later['plan_seconds']:.1f} s; "
+                  f"{later['processor_seconds']:.2f} s of processor time |"]
     lines.append(f"| steps on the fake device, {limits['shapes']} shapes under {limits['limits']} limits "
                  f"({limits['date']}) | 0 over, predicted is counted | {limits['over']} of {limits['steps']} over, "
                  f"{limits['exact']} take just what was predicted; below the least limit {limits['refused']} of "
