@@ -29,10 +29,13 @@ def ranks(world: int, *arguments: str, restarts: int = 0) -> list[dict[str, Any]
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
-               f"--max-restarts={restarts}", str(WORKER), *arguments]
+    meeting = ["--standalone", f"--max-restarts={restarts}"] if restarts else [f"--master_port={port}"]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", *meeting, str(WORKER),
+               *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([
         str(Path(anyshape.__file__).parent.parent), str(WORKER.parent), os.environ.get("PYTHONPATH", "")])}
+    if restarts:  # or the ranks that begin again find the addresses of those before in torchrun's store
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
