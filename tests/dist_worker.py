@@ -38,6 +38,7 @@ from anyshape.runtime.collectives.expert_weights import add_replicas, moved
 from anyshape.runtime.collectives.messages import Line
 from anyshape.runtime.collectives.parts import cut
 from anyshape.runtime.collectives.ring_attention import Ring
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
 
@@ -169,6 +170,51 @@ def lengths_differ() -> dict[str, Any]:
                 one -= 0.1 * one.grad
         worst = max([worst, difference(loss, wanted), *map(difference, model.parameters(), alone.parameters())])
     return {"worst": worst, "programs": len(step.programs)}
+
+
+def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
+    """Steps of a length of its own on each rank under a limit that the longest ones do not keep to as they are, beside
+    the same without one; and a limit that is too low for one rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    place, count = coordinates_of(mode, rank, world)
+    given = []
+    for rows, length in ((6, 65), (2, 17)):  # the first rank has much more to do
+        torch.manual_seed(length)
+        given.append(torch.randint(0, 60, (rows, length // (1 + 3 * place if count > 1 else 1))))
+
+    def made(limit: int | str) -> tuple[Any, nn.Module]:
+        torch.manual_seed(0)
+        model = Llama(layers)
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1,
+                                   memory_limit=limit, **more), model
+
+    def budgets(step: Any) -> list[Any]:
+        return [one.executable.limit for one in step.programs if one.executable.limit is not None]
+
+    def weights(step: Any, model: nn.Module) -> list[Tensor]:
+        with step.whole():
+            return [one.detach().clone() for one in model.parameters()]
+
+    free, plain = made("1GB")
+    before = anyshape.stats()["collectives"]
+    wanted = [free(one) for one in given]
+    sent = anyshape.stats()["collectives"] - before
+    [limit, *_] = budgets(free)
+    values = next(iter(limit.program.specializations.values())).values
+    needs: list[Any] = [None] * world
+    dist.all_gather_object(needs, (limit.needed(values, SAVE_ALL), limit.least(values)))
+    step, model = made(max(least for _, least in needs) - 64)
+    begun = weights(step, model)
+    found = refusal(lambda: step(given[0]))
+    changed = sum(not torch.equal(a, b) for a, b in zip(begun, weights(step, model), strict=True))
+    for one in budgets(step):
+        one.move(sum(max(sizes) for sizes in zip(*needs, strict=True)) // 2)
+    before = anyshape.stats()["collectives"]
+    worst = max(difference(step(one), loss) for one, loss in zip(given, wanted, strict=True))
+    sent -= anyshape.stats()["collectives"] - before
+    worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
+    dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
+    return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "needs": needs}
 
 
 def ring_attention() -> dict[str, Any]:
@@ -404,6 +450,8 @@ def main() -> None:
            "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
+    elif mode == "limited":
+        found = limited(options[0], **json.loads(options[1]))
     elif mode == "saved":
         found = saved(*options)
     elif mode == "loses":
@@ -411,7 +459,7 @@ def main() -> None:
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
-        found = {**trains("fsdp", clip_norm=1.0), "demo": demo()}
+        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp", layers=1), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
