@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from anyshape.base.errors import AnyShapeError
+from anyshape.runtime.collectives.messages import by_torch
 from anyshape.runtime.collectives.process_group import ProcessMesh
 
 NUMBERS = 15  # sizes that travel with the digest
@@ -53,7 +54,7 @@ def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int]) -> list[list[
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
     sent = torch.tensor(list(own), dtype=torch.int64)
     found = torch.empty(mesh.mesh.world * len(own), dtype=torch.int64)
-    dist.all_gather_into_tensor(found, sent, group=mesh.control)
+    by_torch("all_gather_single")(found, sent, group=mesh.control)
     return found.view(mesh.mesh.world, len(own)).tolist()  # type: ignore[no-any-return]
 
 
