@@ -355,14 +355,17 @@ def consolidate(checkpoint: Path, path: Path, rest: Path | None) -> None:
         raise missing(checkpoint)
     reader = SafeReader(found)
     stored = Stored.of(reader.read_metadata())
-    for target, is_model in ((path, True), (rest, False)):
+    reader.has_checksums()
+    of_model = [name for name in stored.shapes if name.startswith("model.")]
+    beside = [name for name in stored.shapes if name not in set(of_model)]
+    targets = [(path, of_model + beside, "")] if rest == path else [(path, of_model, "model."), (rest, beside, "")]
+    for target, names, prefix in targets:
         if target is None:
             continue
-        names = [name for name in stored.shapes if name.startswith("model.") == is_model]
         into: dict[str, Any] = {name: None if stored.shapes[name] is None else torch.empty(
             stored.shapes[name], dtype=stored.dtypes[name]) for name in names}  # type: ignore[arg-type]
         read(reader, into)
-        tensors = {name.removeprefix("model."): one for name, one in into.items() if isinstance(one, Tensor)}
+        tensors = {name.removeprefix(prefix): one for name, one in into.items() if isinstance(one, Tensor)}
         values = {name: json.dumps(one, default=str) for name, one in into.items() if not isinstance(one, Tensor)}
         try:
             write_atomically(target, save(tensors, {"format": "pt", **values}))
