@@ -128,7 +128,7 @@ def test_twenty_steps_in_float32(world: int, mode: str) -> None:
         assert one["worst"] < 1e-5 and one["programs"] == PAIR
 
 
-def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
+def test_attention_whose_keys_go_around_experts_with_a_hot_replica_and_what_ranks_refuse_together() -> None:
     found = ranks(3, "messages")
     for one in found:
         assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
@@ -136,6 +136,10 @@ def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None
     first, second, third = (one["experts"]["lines"] for one in found)
     assert [line.split()[0] for line in second[1:]] == ["where:", "why:", "do:"]  # it had a wrong id
     assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
+    for what in found[0]["refused"]:
+        first, *others = (one["refused"][what] for one in found)
+        assert first and [line.split()[0] for line in first[1:]][-2:] == ["why:", "do:"], (what, first)
+        assert all(len(one) == 1 and "see rank 0" in one[0] for one in others), (what, others)
 
 
 @pytest.mark.full
