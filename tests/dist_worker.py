@@ -319,8 +319,10 @@ def refused_before_a_step() -> dict[str, list[str]]:
     version, platform.python_version = platform.python_version, lambda: f"3.{rank}"
     found["versions"] = refusal(made())["lines"]
     platform.python_version = version
-    made()()  # and all is well after it
-    return found
+    step: Any = made()()
+    found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
+    with step.whole():  # and all is well after it
+        return found
 
 
 def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
