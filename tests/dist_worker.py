@@ -7,6 +7,7 @@ import email
 import io
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -299,7 +300,29 @@ def experts() -> dict[str, Any]:
 
 def messages() -> dict[str, Any]:
     """What has messages of its own, one after another."""
-    return {"ring": ring_attention(), "experts": experts()}
+    return {"ring": ring_attention(), "experts": experts(), "refused": refused_before_a_step()}
+
+
+def refused_before_a_step() -> dict[str, list[str]]:
+    """What all ranks find together when they make a step: nothing is compiled for it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(2, 2)
+
+    def made(strategy: Any = "ddp", rate: float = 0.1, **more: Any) -> Callable[[], object]:
+        return lambda: anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(
+            model.parameters(), lr=rate), strategy=strategy, threads=1, **more)
+
+    found = {"strategies": refusal(made("ddp" if rank == 0 else mesh_of(fsdp=world)))["lines"],
+             "processes": refusal(made(mesh_of(data=world + 1)))["lines"],
+             "a strategy that is none": refusal(made("ddp" if rank else "other"))["lines"],
+             "optimisers": refusal(made(rate=0.1 * (1 + rank)))["lines"], "models": other_model()["lines"]}
+    version, platform.python_version = platform.python_version, lambda: f"3.{rank}"
+    found["versions"] = refusal(made())["lines"]
+    platform.python_version = version
+    step: Any = made()()
+    found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
+    with step.whole():  # and all is well after it
+        return found
 
 
 def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:

@@ -36,8 +36,11 @@ def ranks(world: int, *arguments: str, torchrun: bool = False, restarts: int = 0
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
-                   f"--max-restarts={restarts}", str(WORKER), *arguments]
+        meeting = ["--standalone", f"--max-restarts={restarts}"] if restarts else [f"--master_port={port}"]
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", *meeting, str(WORKER),
+                   *arguments]
+        if restarts:  # or the ranks that begin again find the addresses of those before in torchrun's store
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         ends = [subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)]
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +144,7 @@ def test_twenty_steps_in_float32(world: int, mode: str) -> None:
         assert one["worst"] < 1e-5 and one["programs"] == PAIR
 
 
-def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
+def test_attention_whose_keys_go_around_experts_with_a_hot_replica_and_what_ranks_refuse_together() -> None:
     found = ranks(3, "messages", torchrun=True)
     for one in found:
         assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
@@ -149,6 +152,10 @@ def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None
     first, second, third = (one["experts"]["lines"] for one in found)
     assert [line.split()[0] for line in second[1:]] == ["where:", "why:", "do:"]  # it had a wrong id
     assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
+    for what in found[0]["refused"]:
+        first, *others = (one["refused"][what] for one in found)
+        assert first and [line.split()[0] for line in first[1:]][-2:] == ["why:", "do:"], (what, first)
+        assert all(len(one) == 1 and "see rank 0" in one[0] for one in others), (what, others)
 
 
 @pytest.mark.full

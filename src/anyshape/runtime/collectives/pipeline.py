@@ -86,8 +86,9 @@ class PipelineRank:
         for key in self.plan.segments:
             if key.kind == "U" and key.stage % self.plan.ranks == self.rank:
                 yield from self._segment(key, STEP, batch)
-        for target, value in self.copies:
-            target.copy_(value)
+        with torch.no_grad():  # a target may be a parameter itself
+            for target, value in self.copies:
+                target.copy_(value)
 
     def results(self) -> list[Any]:
         """The outputs of the step, after `run`; memory of the step is let go."""
