@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -304,7 +305,7 @@ def messages() -> dict[str, Any]:
 def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
     """The demo with a small model: what it printed, and its losses beside those of one process."""
     from anyshape.tools import demo
-    from anyshape.tools.demo import backends, checkpoint, command, data, training
+    from anyshape.tools.demo import backends, command, data, training
     from anyshape.tools.demo.model import DemoConfig
 
     config = DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
@@ -323,7 +324,7 @@ def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
                                                 folder[0], "--documents", str(documents)])) if code == 0 else 1
     found: dict[str, Any] = {"code": code or resumed, "printed": printed.getvalue()}
     if dist.get_rank() == 0 and found["code"] == 0:
-        losses = checkpoint.load(Path(folder[0])).values["history"]["loss"]
+        losses = training.stored_in(Path(folder[0]))["history"]["loss"]
         alone = training.start(recipe, data.read_documents(documents))
         plain = backends.make("eager", alone.model, alone.optimizer)
         for _ in losses:
@@ -369,10 +370,11 @@ def saved(mode: str, folder: str, before: str = "") -> dict[str, Any]:
     """Three steps, a checkpoint that is written beside three more, and from it three more again, in a new step under
     each of the strategies; from `before`, a checkpoint of other processes, too."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    layers = 2 if "pp" in mode else 1  # a pipeline has a layer a stage, at least
 
     def made(mode: str, seed: int) -> tuple[Any, nn.Module]:
         torch.manual_seed(seed)
-        model = Llama(layers=1 if "pp" not in mode else 2).double()
+        model = Llama(layers=layers).double()
         return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy_of(mode, world),
                                    strict=True, threads=1), model
 
@@ -412,6 +414,9 @@ def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
     rank, model = dist.get_rank(), Llama(layers=1).double()
     step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1)
     begun = step.load(folder, missing_ok=True)
+    added = anyshape.compile(lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD), strict=True)
+    if how == "killed":
+        assert torch.equal(added(torch.ones(3)), torch.full((3,), 2.0 * dist.get_world_size()))
 
     def take(number: int) -> None:
         torch.manual_seed(number)
@@ -423,7 +428,10 @@ def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
             step("no batch")
         if rank == 0 and number == 2 and not begun and how != "restarted":
-            return refusal(partial(take, number))
+            # who it was is heard of wherever ranks wait for each other
+            found = [refusal(one) for one in (partial(take, number), partial(added, torch.ones(5)),
+                                              partial(step.save, folder), partial(step.load, folder))]
+            return {"lines": [one["lines"] for one in found]}
         take(number)
         step.save(folder)
     return {"count": step.count, "begun": begun}

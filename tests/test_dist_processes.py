@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import anyshape
+import forked
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.strategies import strategy_of
@@ -25,20 +28,33 @@ SECONDS = 600  # a hang ends here
 PAIR = 2  # programs: a forward and a backward
 
 
-def ranks(world: int, *arguments: str, restarts: int = 0) -> list[dict[str, Any]]:
-    """What each rank of the worker printed, in order."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
-               f"--max-restarts={restarts}", str(WORKER), *arguments]
+def ranks(world: int, *arguments: str, torchrun: bool = False, restarts: int = 0) -> list[dict[str, Any]]:
+    """What each rank of the worker printed, in order; forked by forked.py, or started by torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([
         str(Path(anyshape.__file__).parent.parent), str(WORKER.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == world, done.stdout
+    if torchrun:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
+                   f"--max-restarts={restarts}", str(WORKER), *arguments]
+        ends = [subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)]
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            ends = forked.run_all(started(world, environment, Path(folder), *arguments), SECONDS)
+    for done in ends:
+        assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for done in ends for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == world, [done.stdout for done in ends]
     return sorted(found, key=lambda one: one["rank"])
+
+
+def started(world: int, environment: Mapping[str, str], folder: Path, *arguments: str) -> list[forked.Run]:
+    """The ranks of the worker, which meet by a file of the folder."""
+    environment = {**environment, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                   "DIST_FILE": str(folder / "meeting")}
+    return [forked.Run(WORKER, arguments, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, folder)
+            for rank in range(world)]
 
 
 def check(world: int, mode: str, **more: Any) -> list[dict[str, Any]]:
@@ -126,7 +142,7 @@ def test_twenty_steps_in_float32(world: int, mode: str) -> None:
 
 
 def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
-    found = ranks(3, "messages")
+    found = ranks(3, "messages", torchrun=True)
     for one in found:
         assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
         assert one["experts"]["worst"] < 1e-12 and one["experts"]["rows"] and one["experts"]["copies"] == 7
@@ -213,21 +229,16 @@ def test_a_checkpoint_goes_on_bit_by_bit_and_under_another_strategy(modes: str, 
 
 
 def test_a_rank_that_is_killed_ends_the_others_with_its_words(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), "loses", "ddp", "killed", str(tmp_path / "run")]
-    path = os.pathsep.join([str(Path(anyshape.__file__).parent.parent), str(WORKER.parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "WORLD_SIZE": "2",
-                   "DIST_FILE": str(tmp_path / "meeting")}
-    first, second = (subprocess.Popen(command, env={**environment, "RANK": str(rank)}, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2))
-    output, errors = first.communicate(timeout=SECONDS)
-    second.communicate(timeout=SECONDS)
-    assert second.returncode == -signal.SIGKILL and first.returncode == 0, errors[-4000:]
-    lines = json.loads(output.splitlines()[-1])["lines"]
-    assert lines[0] == "rank 1 is lost" and [line.split()[0] for line in lines[1:]] == ["where:", "why:", "do:"], lines
+    first, second = forked.run_all(started(2, os.environ, tmp_path, "loses", "ddp", "killed", str(tmp_path / "run")),
+                                    SECONDS)
+    assert second.returncode == -signal.SIGKILL and first.returncode == 0, first.stderr[-4000:]
+    for lines in json.loads(first.stdout.splitlines()[-1])["lines"]:  # in a step, a function, a save and a load
+        assert lines and lines[0] == "rank 1 is lost", lines
+        assert [line.split()[0] for line in lines[1:]] == ["where:", "why:", "do:"], lines
     assert [one.name for one in checkpoints(tmp_path / "run")] == ["step-000000001", "step-000000002"]
 
 
 @pytest.mark.full
 def test_torchrun_starts_ranks_again_which_go_on_from_the_checkpoint(tmp_path: Path) -> None:
-    for one in ranks(2, "loses", "fsdp", "restarted", str(tmp_path), restarts=1):
+    for one in ranks(2, "loses", "fsdp", "restarted", str(tmp_path), torchrun=True, restarts=1):
         assert one == {"rank": one["rank"], "count": 4, "begun": 2}

@@ -25,9 +25,10 @@ from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
-from anyshape.frontend.programs.compile_program import check_stages, compile_program, interpret
+from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
+from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves

@@ -49,7 +49,7 @@ from anyshape.ir.verify import verify
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said
-from anyshape.runtime.collectives.lost_rank import Peer, peers
+from anyshape.runtime.collectives.lost_rank import meet_peers
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
@@ -151,11 +151,8 @@ class Distribution:
                     release(home.tensor)
 
 
-def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Peer, ...]:
+def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """All ranks make a step: what they make it of is compared, and they take over the numbers of rank 0.
-
-    Returns:
-        The processes of all ranks.
 
     Raises:
         ConfigError: torch.distributed has no processes.
@@ -174,7 +171,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
             dist.broadcast(one.data, 0, group=every.control)
-    return peers(every)
+    meet_peers(every)
 
 
 def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
