@@ -114,6 +114,8 @@ class _Cut:
                     yield from chain(one)
                 yield from chain(value)
             yield node
+        for _, value in self.graph.writes:
+            yield from chain(value)
 
     def read_again(self) -> set[str]:
         """What the second half reads of what is made of weights alone."""
