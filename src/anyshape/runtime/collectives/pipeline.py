@@ -8,6 +8,7 @@ of torch.distributed and a receive waits.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 Program = Callable[[list[Any]], Sequence[Any]]
+SMALL = 64  # elements
 STEP = -1  # in place of the number of a micro-batch: values of the whole step
 
 
@@ -59,7 +61,7 @@ class PipelineRank:
     programs: Mapping[Key, Program]
     transport: Transport
     numbers: dict[tuple[str, int], int] = field(init=False)  # of messages, by value and receiving stage
-    packs: dict[tuple[str, int], tuple[str, ...]] = field(init=False)  # by the same, numbers that are one message
+    packs: dict[tuple[str, int], tuple[str, ...]] = field(init=False)  # by the same, small values that are one message
     kept: dict[tuple[int, int], dict[str, Tensor]] = field(init=False, default_factory=dict)
     sums: dict[str, Tensor] = field(init=False, default_factory=dict)
     copies: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
@@ -125,8 +127,8 @@ class PipelineRank:
                 self.kept.setdefault((stage, micro), {})[name] = self._value(name, store)
             elif name == pack[0]:
                 values = [self._value(one, store) for one in pack]
-                self.transport.send(torch.stack(values) if len(pack) > 1 else values[0], stage % self.plan.ranks,
-                                    self._tag(name, stage, micro))
+                message = torch.cat([one.reshape(-1) for one in values]) if len(pack) > 1 else values[0]
+                self.transport.send(message, stage % self.plan.ranks, self._tag(name, stage, micro))
         self.copies += [(batch.shared[target], self._value(name, store, own, batch.shared))
                         for target, name in segment.copies]
 
@@ -142,17 +144,19 @@ class PipelineRank:
         if rank == self.rank:
             assert name in store, (segment.key, name)
             return
-        kind = self.plan.types[name]
         pack = self.packs.get((name, segment.key.stage), (name,))
         if name != pack[0]:  # it came with the first one
             assert name in store, (segment.key, name)
             return
-        shape = [len(pack)] if len(pack) > 1 else [evaluate(size, sizes) for size in kind.shape]
-        like = torch.empty(shape, dtype=TORCH_DTYPES[kind.dtype])
+        shapes = [[evaluate(size, sizes) for size in self.plan.types[one].shape] for one in pack]
+        counts = list(map(math.prod, shapes))
+        like = torch.empty([sum(counts)] if len(pack) > 1 else shapes[0],
+                           dtype=TORCH_DTYPES[self.plan.types[name].dtype])
         tag = self._tag(name, segment.key.stage, micro)
         while (found := self.transport.receive(like, rank, tag)) is None:
             yield
-        store.update(zip(pack, found.unbind() if len(pack) > 1 else (found,), strict=True))
+        store.update((one, part.view(shape)) for one, part, shape in zip(
+            pack, found.split(counts) if len(pack) > 1 else (found,), shapes, strict=True))
 
     def _tag(self, name: str, stage: int, micro: int) -> int:
         """Of a message; the same on both sides, and no other one of a step has it."""
@@ -161,13 +165,14 @@ class PipelineRank:
 
 
 def _packs(plan: Pipeline) -> dict[tuple[str, int], tuple[str, ...]]:
-    """Single numbers that one segment sends to one other, as the norms of gradients: by value and receiving stage, all
+    """Small values that one segment sends to one other, as the norms of gradients: by value and receiving stage, all
     that travel in that message, in the order in which they are received."""
     sender = {(name, stage): key for key, one in plan.segments.items() for name, stage in one.sends}
     groups: dict[object, list[tuple[str, int]]] = {}
     for key, one in plan.segments.items():
         for name, _ in one.receives:
-            if not plan.types[name].shape:
+            shape = [size for size in plan.types[name].shape if isinstance(size, int)]
+            if len(shape) == len(plan.types[name].shape) and 0 < math.prod(shape) <= SMALL:
                 place = name, key.stage
                 groups.setdefault((sender[place], key, plan.types[name].dtype), []).append(place)
     return {place: tuple(name for name, _ in group) for group in groups.values() if len(group) > 1 for place in group}
