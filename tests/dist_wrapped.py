@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -169,21 +168,8 @@ def collectives() -> dict[str, Any]:
     return {"worst": worst, "programs": len(fast.programs) + len(both.programs)}
 
 
-def cut_at_buckets() -> dict[str, Any]:
-    """torch.compile cuts a graph at the buckets, where there are several: it runs as PyTorch, and says so."""
-    module = alike(lambda: nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600)))  # over 1 MiB each
-    fast = torch.compile(DistributedDataParallel(module, bucket_cap_mb=1), backend="anyshape", dynamic=True)
-    before, x = anyshape.stats(), torch.randn(3, 600)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        worst = float((fast(x) - module(x)).detach().abs().max())
-    after = anyshape.stats()
-    return {"worst": worst, "said": sum("at its buckets" in str(one.message) for one in caught),
-            **{name: after[name] - before[name] for name in ("programs", "eager_calls")}}
-
-
 def quick() -> dict[str, Any]:
-    return {"cut": cut_at_buckets(), "ddp": pair(lambda: parallel(Net()), lambda: strict(parallel(Net()))),
+    return {"ddp": pair(lambda: parallel(Net()), lambda: strict(parallel(Net()))),
             "tensor": pair(lambda: columns(Net()), lambda: strict(columns(Net())), rows=0), "steps": steps()}
 
 

@@ -24,8 +24,8 @@ from anyshape.sym.expr import Size
 
 BUCKET_BYTES = 100 << 20  # the most of one message, which is memory while it is under way
 # the same of what is dealt out: of weights that are gathered, which are held from then on, and nothing hides the first
-# ones; of gradients that are scattered, each in a message longer than they are. On the loopback (dist/mesh.py) a message
-# of so many bytes takes 40 times as long as it takes to begin
+# ones; of gradients that are scattered, each in a message longer than they are. On the loopback (dist/mesh.py) a
+# message of so many bytes takes 40 times as long as it takes to begin
 GATHER_BYTES = 8 << 20
 TENSORS = 15  # that a bucket is for
 JOINED = ("all_reduce", "reduce_scatter", "all_gather")
