@@ -482,7 +482,7 @@ def main() -> None:
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
-        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp", layers=1), "demo": demo()}
+        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp"), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into
