@@ -2,6 +2,7 @@
 own search (backend/cpu/routines/offset_assignment.py)."""
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
 from dataclasses import dataclass, field
@@ -41,17 +42,32 @@ class ArenaLayout:
 FEW = 128  # items among which those that are alive with one are found by looking at all
 
 
+def columns_of(problem: OffsetProblem) -> array[int]:
+    """The items of a problem of numbers, column by column."""
+    items = problem.items
+    if isinstance(items, np.ndarray):
+        return array("q", np.ascontiguousarray(items.T, np.int64).tobytes())
+    return int64_array([*itertools.chain.from_iterable(zip(*items, strict=True))])
+
+
+def bound_of(host: HostRoutines, problem: OffsetProblem, columns: array[int], steps: int) -> int:
+    """As `OffsetProblem.bound`. columns: of its items."""
+    assert isinstance(problem.wall, int)
+    return max(host.live_peak(columns, len(problem.items), steps), problem.wall)
+
+
 def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: int = sys.maxsize,
-                   few: int = FEW) -> tuple[int, list[int]]:
+                   few: int = FEW, columns: array[int] | None = None) -> tuple[int, list[int]]:
     """An `OffsetAssignment` in numbers: the lowest top of some ways to place the items, and their offsets; no offsets
-    where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved."""
-    items, fixed, wall = problem.items, problem.fixed, problem.wall
+    where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved. columns: of the
+    items, where they are at hand."""
+    fixed, wall = problem.fixed, problem.wall
     assert isinstance(wall, int)
-    count = len(items)
+    count = len(problem.items)
     if count == 0:
         return min(top, wall), []
-    columns = array("q", np.ascontiguousarray(items.T, np.int64).tobytes()) if isinstance(items, np.ndarray) \
-        else int64_array([number for column in zip(*items, strict=True) for number in column])
+    if columns is None:
+        columns = columns_of(problem)
     room = array("q", bytes(8 * (1 + 9 * count)))
     starts, near = array("q", [0]), array("q")
     if count > few:

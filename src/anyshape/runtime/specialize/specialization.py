@@ -18,6 +18,7 @@ import itertools
 import operator
 import sys
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,7 +34,7 @@ from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets, bound_of, columns_of
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.runtime.specialize.offload_schedule import Action, actions
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
@@ -41,6 +42,7 @@ from anyshape.runtime.specialize.shape_binding import check_inside, renamed, wit
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
+PADDING = ALIGNMENT - 1
 LAID = 32  # layouts that are remembered: some points of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_REUSED = 65536  # bytes of arena and of a result below which nothing is moved there
@@ -210,12 +212,13 @@ class Specializer:
             raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), self.names)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
-         selected) = self._shape(tuple([values[name] for name in layout.symbols]))
+        numbers = tuple([values[name] for name in layout.symbols])
+        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, uncertain,
+         selected) = self._shape(numbers)
         check_inside(self.plan, uncertain, selected, self.names)
         reused = 0 if self.reused_output is None else output_bytes[self.reused_output.index]
         runs = self.keeps.runs(policy)
-        if policy != SAVE_ALL or (*[values[name] for name in layout.symbols], policy) in self.laid:
+        if policy != SAVE_ALL or (*numbers, policy) in self.laid:
             place = self.places(values, policy)
             if not place.offsets:
                 self.keeps.complete(place, self.sizes(values), values, policy)
@@ -252,9 +255,10 @@ class Specializer:
             is_other=self.is_other, policy=policy, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
-            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
+            inputs=inputs, input_strides=tuple([view and view[1] for view in inputs]),
             outputs=outputs, allocations=allocations, exact=exact,
-            native=exact and not payload.calls, large=large, saved=saved, windows=windows)
+            native=exact and not payload.calls, large=large, saved=saved,
+            windows=layout.windows(*numbers) if payload.calls else ())
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
@@ -337,7 +341,7 @@ class Specializer:
         whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
-        padded = [align(size) for size in sizes]
+        padded = [(size + PADDING) & -ALIGNMENT for size in sizes]  # as `align`, without a call for each
         found, items = self._own(padded, offsets, kept, arena, values)
         if self.reused_output is None or min(reused, arena) < LEAST_REUSED:
             return found
@@ -363,8 +367,9 @@ class Specializer:
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
         problem = OffsetProblem(items, fixed, kept)
-        bound = problem.bound(len(self.plan.steps))
-        return self._improved(problem, ArenaLayout(offsets, kept, arena, bound)), items
+        columns = columns_of(problem)
+        bound = bound_of(self.host, problem, columns, len(self.plan.steps))
+        return self._improved(problem, columns, ArenaLayout(offsets, kept, arena, bound)), items
 
     def _inside(self, items: list[Item], border: int, first: int) -> ArenaLayout:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
@@ -372,10 +377,13 @@ class Specializer:
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
         taken = (border, first, len(self.plan.steps), 0)
         end = len(self.plan.steps)
-        bound = OffsetProblem([taken, *items], 1, border).bound(end)
-        low = align(int(OffsetProblem([one for one in items if one[2] < first]).bound(end) * ROOMY))
+        alone = OffsetProblem([taken, *items], 1, border)
+        bound = bound_of(self.host, alone, columns_of(alone), end)
+        before = OffsetProblem([one for one in items if one[2] < first])
+        low = align(int(bound_of(self.host, before, columns_of(before), end) * ROOMY))
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
-            layout = self._improved(OffsetProblem([taken, *above, *items], 1 + len(above), border),
+            problem = OffsetProblem([taken, *above, *items], 1 + len(above), border)
+            layout = self._improved(problem, columns_of(problem),
                                     ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output"))
             if not above or layout.top <= GOOD_ENOUGH * bound:
                 break
@@ -391,9 +399,11 @@ class Specializer:
         end = len(self.plan.steps)
         whole, *parts = (OffsetProblem([(padded[i], *self.lives[i], 0) for i in part])
                          for part in (self.moving, early, late))
-        layout = ArenaLayout([0] * len(padded), 0, 0, whole.bound(end), "early")
+        layout = ArenaLayout([0] * len(padded), 0, 0, bound_of(self.host, whole, columns_of(whole), end), "early")
         for part, problem in zip((early, late), parts, strict=True):
-            top, places = assign_offsets(self.host, problem, problem.bound(end))
+            columns = columns_of(problem)
+            top, places = assign_offsets(self.host, problem, bound_of(self.host, problem, columns, end),
+                                         columns=columns)
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
@@ -417,10 +427,10 @@ class Specializer:
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
         return peak_bytes(lives, end)
 
-    def _improved(self, problem: OffsetProblem, found: ArenaLayout) -> ArenaLayout:
-        """`found`, with the moving buffers placed for these sizes if that is lower."""
+    def _improved(self, problem: OffsetProblem, columns: array[int], found: ArenaLayout) -> ArenaLayout:
+        """`found`, with the moving buffers placed for these sizes if that is lower. columns: of the problem."""
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = assign_offsets(self.host, problem, found.bound, found.top)
-            for i, offset in enumerate(places):
-                found.offsets[self.moving[i]] = offset
+            found.top, places = assign_offsets(self.host, problem, found.bound, found.top, columns=columns)
+            for i, offset in zip(self.moving, places, strict=False):  # there are none where that is no lower
+                found.offsets[i] = offset
         return found
