@@ -1,14 +1,19 @@
 """Native bytecode encoder of direct convolutions, channels last: the words that the host reads
-(backend/cpu/routines/convolution/direct_conv.py), or a call of PyTorch."""
+(backend/cpu/routines/convolution/direct_conv.py), or a call of PyTorch.
+
+    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O], factors [O], shifts [O], addend)
+        -->  DIRECT_CONV, ..., slots and bytes, sizes, lines of a band, and where scratch is
+"""
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.encode_direct_conv import BAND, POSITIONS
 from anyshape.backend.cpu.bytecode.format import CONV_LAST, DIRECT_CONV, DirectConvStep, Place
 from anyshape.backend.cpu.bytecode.template import DirectConvPiece, Window
 from anyshape.backend.cpu.native.compiler import Array, i64, maximum, minimum, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_call, next_window, rounded
 
 CONV_WORDS = words_of(DirectConvStep)
+BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while the panels of weights go by
+POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
 def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
