@@ -50,24 +50,19 @@ def columns_of(problem: OffsetProblem) -> array[int]:
     return int64_array([*itertools.chain.from_iterable(zip(*items, strict=True))])
 
 
-def bound_of(host: HostRoutines, problem: OffsetProblem, columns: array[int], steps: int) -> int:
-    """As `OffsetProblem.bound`. columns: of its items."""
-    assert isinstance(problem.wall, int)
-    return max(host.live_peak(columns, len(problem.items), steps), problem.wall)
-
-
 def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: int = sys.maxsize,
-                   few: int = FEW, columns: array[int] | None = None) -> tuple[int, list[int]]:
+                   few: int = FEW) -> tuple[int, list[int]]:
     """An `OffsetAssignment` in numbers: the lowest top of some ways to place the items, and their offsets; no offsets
-    where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved. columns: of the
-    items, where they are at hand."""
-    fixed, wall = problem.fixed, problem.wall
-    assert isinstance(wall, int)
-    count = len(problem.items)
+    where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved."""
+    assert isinstance(problem.wall, int)
+    return assign_columns(host, columns_of(problem), len(problem.items), problem.fixed, problem.wall, bound, top, few)
+
+
+def assign_columns(host: HostRoutines, columns: array[int], count: int, fixed: int, wall: int, bound: int,
+                   top: int = sys.maxsize, few: int = FEW) -> tuple[int, list[int]]:
+    """As `assign_offsets`, of `count` items by columns."""
     if count == 0:
         return min(top, wall), []
-    if columns is None:
-        columns = columns_of(problem)
     room = array("q", bytes(8 * (1 + 9 * count)))
     starts, near = array("q", [0]), array("q")
     if count > few:
