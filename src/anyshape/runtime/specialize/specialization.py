@@ -218,9 +218,8 @@ class Specializer:
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
         numbers = tuple([values[name] for name in layout.symbols])
-        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, uncertain,
-         selected) = self._shape(numbers)
-        check_inside(self.plan, uncertain, selected, self.names)
+        encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, *checked = self._shape(numbers)
+        check_inside(self.plan, *checked, self.names)
         reused = 0 if self.reused_output is None else output_bytes[self.reused_output.index]
         runs = self.keeps.runs(policy)
         if policy != SAVE_ALL or (*numbers, policy) in self.laid:
@@ -261,9 +260,8 @@ class Specializer:
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple([view and view[1] for view in inputs]),
-            outputs=outputs, allocations=allocations, exact=exact,
-            native=exact and not payload.calls, large=large, saved=saved,
-            windows=layout.windows(*numbers) if payload.calls else ())
+            outputs=outputs, allocations=allocations, exact=exact, native=exact and not payload.calls, large=large,
+            saved=saved, windows=layout.windows(*numbers) if payload.calls else ())
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
