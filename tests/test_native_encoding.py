@@ -27,7 +27,7 @@ from anyshape.backend.cpu.bytecode.plan_template import PlanTemplate, kind_words
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
-from anyshape.backend.targets import host_routines
+from anyshape.backend.cpu.native_routines import routines_of
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import roles, wide
@@ -112,12 +112,13 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 def filled(kind: int, body: list[int | str], windows: list[Area], patched: bool, products: Fixed,
            kinds: dict[str, array[int]]) -> list[int]:
     """The words of one step and the end. body: of its piece, without the windows."""
-    names, values = template.Names(), []
+    names = template.Names()
+    values: list[int] = []
     for one in windows:
         body = [*body, *window(names, values, one, patched)]
     words = int64_array(template.piece(names, kind, body))
     return PlanTemplate(words, 1, template.most_words(kind, body) + 1, kinds, products,
-                        host_routines().fill)(values).tolist()
+                        routines_of(None).fill)(values).tolist()
 
 
 @pytest.mark.parametrize("dtype", ("f32", "f64", "bf16", "f16"))
@@ -265,7 +266,7 @@ def test_products_and_kernels_in_one_step_have_the_words_of_the_python_encoder()
             parts = [template.piece(names, template.JOINED, [len(parts), *itertools.chain(*parts)])]
         whole = int64_array(template.piece(names, template.FINISHED, [
             20, len(parts), len(pieces), *itertools.chain(*parts), *itertools.chain(*pieces)]))
-        found = PlanTemplate(whole, 1, capacity + len(words) + 4, {"f32": kind}, products, host_routines().fill)([-1])
+        found = PlanTemplate(whole, 1, capacity + len(words) + 4, {"f32": kind}, products, routines_of(None).fill)([-1])
         assert found.tolist() == [*wanted, host.END], case
         seen.add((found[0], len(expected)))
     assert {(host.SERIES, count) for count in range(4)} <= seen

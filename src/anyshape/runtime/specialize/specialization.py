@@ -218,8 +218,9 @@ class Specializer:
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
         numbers = tuple([values[name] for name in layout.symbols])
-        encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, *checked = self._shape(numbers)
-        check_inside(self.plan, *checked, self.names)
+        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, uncertain,
+         selected) = self._shape(numbers)
+        check_inside(self.plan, uncertain, selected, self.names)
         reused = 0 if self.reused_output is None else output_bytes[self.reused_output.index]
         runs = self.keeps.runs(policy)
         if policy != SAVE_ALL or (*numbers, policy) in self.laid:
@@ -246,8 +247,7 @@ class Specializer:
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Specialization(
-            values=values, payload=payload,
-            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
+            values=values, payload=payload, offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
             temporary=middle - place.border, phases=tuple(phases),
             turns=tuple(first for first, _ in place.phases[1:]),
             reused_output=self.reused_slot if place.lower == "output" else -1,
