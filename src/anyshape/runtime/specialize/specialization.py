@@ -247,8 +247,8 @@ class Specializer:
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Specialization(
-            values=values, payload=payload, offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
-            temporary=middle - place.border, phases=tuple(phases),
+            values=values, payload=payload, offsets=dict(zip(layout.placed, place.offsets, strict=True)),
+            kept=place.border, temporary=middle - place.border, phases=tuple(phases),
             turns=tuple(first for first, _ in place.phases[1:]),
             reused_output=self.reused_slot if place.lower == "output" else -1,
             given=self.taken if place.lower == "early" else -1,
