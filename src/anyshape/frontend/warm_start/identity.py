@@ -26,7 +26,8 @@ BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperD
            types.MethodWrapperType)
 OPERATORS, OPERATORS_IN = ("OpOverload", "OpOverloadPacket"), "torch._ops"
 # of operators, and of functions, whose definitions go with the versions in the key
-NAMESPACES = ("aten.", "prims.", "prim.", "higher_order.", "anyshape")
+NAMESPACES = ("aten.", "prims.", "prim.", "higher_order.", "anyshape.", "anyshape_route.", "anyshape_recurrent.",
+              "anyshape_collective.")
 PACKAGES = frozenset(("", "_operator", "builtins", "math", "torch", "anyshape"))
 DEEPEST = 8  # closures inside of closures
 

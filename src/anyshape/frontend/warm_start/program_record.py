@@ -165,7 +165,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _restored(kind: type, *values: Any) -> Any:
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for put, value in zip(_slots(kind), values, strict=True):
         put(made, value)
     return made

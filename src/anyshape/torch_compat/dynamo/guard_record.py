@@ -382,7 +382,7 @@ def _keys(manager: Any) -> Iterator[str]:
         if key is not None:
             for guard in key.get_leaf_guards():
                 for text in guard.verbose_code_parts():
-                    yield f"{manager.get_source()}, key {number}: {_COMMENT.sub('', text)}"
+                    yield f"{manager.get_source()}, key {number}: {_COMMENT.sub('', text).rstrip()}"
             yield from _keys(key)
         if value is not None:
             yield from _keys(value)
