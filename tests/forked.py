@@ -2,6 +2,7 @@
 has, of the standard library's kind "forkserver", which each process of tests starts when it first needs it."""
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -14,16 +15,21 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
+NUMBERS = itertools.count()  # of runs
 
 
 class Run:
-    """`script` with arguments as the main program; `environment` is all that it has. `folder` holds what it prints."""
+    """`script` with arguments as the main program, in the repository's folder; `environment` is all that it has.
+    `folder` holds what it prints."""
 
     def __init__(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         start()
         self.arguments = [str(script), *arguments]
-        self.out, self.err = folder / f"{id(self)}.out", folder / f"{id(self)}.err"
+        number = next(NUMBERS)
+        self.out, self.err = folder / f"{number}.out", folder / f"{number}.err"
         self.process: BaseProcess = CONTEXT.Process(target=_main, args=(
             self.arguments, dict(environment), list(sys.path), str(self.out), str(self.err)), daemon=True)
         self.process.start()
@@ -66,6 +72,8 @@ def start() -> None:
 def _main(arguments: list[str], environment: dict[str, str], path: list[str], out: str, err: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    os.chdir(Path(__file__).parent.parent)
     sys.path[:] = [str(Path(arguments[0]).parent), *path]
     sys.argv = arguments
     for number, name in ((1, out), (2, err)):

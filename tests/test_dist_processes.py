@@ -189,13 +189,14 @@ def test_what_is_no_strategy_says_so() -> None:
 
 
 @pytest.mark.parametrize("modes", [
-    "fsdp,fsdp,zero1", *(pytest.param(f"{first},{first},{second}", marks=pytest.mark.full) for first, second in (
-        ("ddp", "fsdp"), ("zero1", "tp"), ("tp", "ddp"), ("sp", "fsdp"), ("pp", "zero1"), ("fsdp", "pp")))])
+    "fsdp,zero1", *(pytest.param(f"{first},{first},{second}", marks=pytest.mark.full) for first, second in (
+        ("fsdp", "zero1"), ("ddp", "fsdp"), ("zero1", "tp"), ("tp", "ddp"), ("sp", "fsdp"), ("pp", "zero1"),
+        ("fsdp", "pp")))])
 def test_a_checkpoint_goes_on_bit_by_bit_and_under_another_strategy(modes: str, tmp_path: Path) -> None:
     found = ranks(2, "saved", modes, str(tmp_path))
     for one in found:
         assert one["differing"] == 0 and one["worst"] < 1e-12 and one["count"] == 5, found
-    if modes.startswith("fsdp,fsdp,zero1"):  # into one process
+    if modes == "fsdp,zero1":  # into one process
         model = Llama(layers=1).double()
         step = anyshape.train_step(model, next_token_loss, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3),
                                    strict=True, threads=1)
