@@ -20,10 +20,12 @@ def check(found: list[dict[str, Any]], **programs: int) -> None:
 
 def test_wrapped_models_compile() -> None:
     found = ranks(2, "wrapped")
-    check(found, ddp=ONE_PROGRAM, tensor=ONE_PROGRAM, steps=1)
+    check(found, ddp=ONE_PROGRAM, tensor=ONE_PROGRAM, steps=ONE_PROGRAM)
     for rank in found:
         lines = [text.splitlines() for text in rank["steps"]["refused"]]
         assert [len(one) for one in lines] == [3, 3, 3]
+        cut = rank["cut"]
+        assert cut["worst"] < 1e-5 and cut["programs"] == 0 and cut["eager_calls"] > 0 and cut["said"] > 0
         for words, one in zip(("sharded already", "DTensors", "more than add up"), lines, strict=True):
             assert words in one[0] and "strategy=" in one[2]
 

@@ -25,7 +25,7 @@ kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
-backend/cpu/routines/recurrence  backend/cpu
+backend/cpu/routines/recurrence  backend/cpu/routines/encoding  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
 runtime/driver  runtime/memory  runtime/context  runtime/numpy_ops  runtime/torch_ops/onnx  runtime/torch_ops
 runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
@@ -33,7 +33,8 @@ compiler  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
-frontend/importer_stablehlo  frontend/jax_jit  frontend/strategy  frontend/train_step  frontend/checkpoint
+frontend/importer_stablehlo  frontend/importer_tensorflow  frontend/jax_jit  frontend/strategy  frontend/train_step
+frontend/checkpoint
 frontend/capture  frontend/warm_start  frontend
 .  tools  tools/demo/show  tools/demo  tools/serve
 """.split())

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from anyshape.base.errors import AnyShapeError
     from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
     from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
+    from anyshape.frontend.importer_tensorflow.callable import TensorflowCallable
     from anyshape.frontend.onnx_program import OnnxCallable
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
-__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "consolidate",
-           "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo",
+           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -119,6 +120,33 @@ def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
     with needed_by("anyshape.compile_stablehlo"):
         from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
     return stablehlo_callable.compile_module(source, Config.make(**settings))
+
+
+def compile_tensorflow(source: Any, *, signature: str = "serving_default", **settings: Any) -> TensorflowCallable:
+    """Compiles a model of TensorFlow, by its own converter to StableHLO: one program for every size that is None.
+
+        fast = anyshape.compile_tensorflow("saved_model")             # fast(x=x)["y"]: by the signature's names
+        fast = anyshape.compile_tensorflow(keras_model)               # fast(x): as the model is called
+        fast = anyshape.compile_tensorflow(function)                  # of @tf.function(input_signature=[...])
+
+    Args:
+        source: the folder of a SavedModel, a `.keras` file, a Keras model on the backend of TensorFlow, a `tf.function`
+            with an `input_signature`, or a concrete function. TensorFlow reads folders and files: pass your own.
+        signature: of a SavedModel's.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of TensorFlow, numpy, torch or JAX, nested as the function's arguments, and gives
+        its results in the kind of the first array; with `explain()` and `memory()`. Weights are inside.
+
+    Raises:
+        InputError: it is none of those. Unsupported: an operation is not carried, or TensorFlow's converter refuses.
+        ConfigError: an unknown setting, or the extra `tensorflow` is not installed.
+    """
+    from anyshape.base.config import Config
+    with needed_by("anyshape.compile_tensorflow"):
+        from anyshape.frontend.importer_tensorflow import callable as tensorflow_callable
+    return tensorflow_callable.compile_source(source, signature, Config.make(**settings))
 
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,

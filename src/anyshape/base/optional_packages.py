@@ -10,7 +10,8 @@ from anyshape.base.errors import ConfigError
 EXTRAS = {
     "torch": "torch", "llvmlite": "torch", "rich": "torch", "onnx": "onnx", "jax": "jax", "jaxlib": "jax",
     "triton": "gpu", "highspy": "plan", "transformers": "bench", "matplotlib": "demo", "tokenizers": "demo",
-    "safetensors": "demo", "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve",
+    "safetensors": "demo", "tensorflow": "tensorflow", "keras": "tensorflow",
+    "starlette": "serve", "uvicorn": "serve", "prometheus_client": "serve",
 }  # fmt: skip
 
 

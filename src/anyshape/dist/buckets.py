@@ -14,7 +14,7 @@ there is one for some fifteen tensors: of a llama of 4 layers, with 39 parameter
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
@@ -179,10 +179,10 @@ def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     return graph.replace(nodes=_Walk(graph, limit, joined).run())
 
 
-def messages_text(graph: Graph) -> str:
-    """The collectives of a step's graph in words."""
+def messages_text(graphs: Sequence[Graph]) -> str:
+    """The collectives of a step's graphs in words."""
     counts: dict[str, list[Size]] = {}
-    for node in graph.nodes:
+    for node in (node for graph in graphs for node in graph.nodes):
         if node.op in COLLECTIVES:
             values = node.outputs if node.op == "all_gather" else tuple(node.values())
             size: Size = sum((v.tensor.bytes for v in values), start=0)  # type: ignore[assignment]

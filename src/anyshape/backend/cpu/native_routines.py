@@ -29,7 +29,7 @@ from anyshape.backend.interface import ObjectCache, PythonSteps
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
 WORD = ctypes.c_int64
-HOST = ("run_plan", "measure", "search", "neighbours")  # what is called of the module "host"
+HOST = ("run_plan", "measure", "search", "neighbours", "fill_template")  # what is called of the module "host"
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
 FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
             (softmax_rows.emit_attention, softmax_rows.routines()),
@@ -62,6 +62,7 @@ class NativeRoutines:
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
+        self.fill = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p, WORD, *[ctypes.c_void_p] * 2)(address["fill_template"])
         self._search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
                                         *[ctypes.c_void_p] * 3)(address["search"])
         self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
@@ -98,9 +99,7 @@ class NativeRoutines:
             return self.code.routines(module, names)
         # LLVM is not there in every process that runs programs
         from anyshape.backend.cpu.llvm import jit
-        written = text()
-        found = [name for name in names if f"@{name}(" in written]
-        return jit.load(written, found, self.machine, self.cache) if found else Routines({}, None)
+        return jit.load_module(module, text, names, self.machine, self.cache)
 
     def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
         """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.

@@ -1,6 +1,7 @@
 """Kernel launches as words: what the launch loop reads of the launch of a compiled kernel, and of a copy."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from anyshape.backend.triton.kernel import (
     KernelSource,
     KernelVersion,
 )
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DeviceError, VerifyError
 from anyshape.sym.expr import evaluate
 
 _launch, _copy, _check = (step.encoder() for step in (loop.LaunchStep, loop.DeviceCopyStep, loop.CheckStep))
@@ -62,14 +63,16 @@ class VersionedKernel:
 
 
 def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int]]]) -> None:
-    """Compiles the versions of all launches of a plan at once, on several threads."""
+    """Compiles the versions of all launches of a plan at once, on several threads. What is refused is told where a step
+    asks for it."""
     wanted: dict[Compiler, list[tuple[KernelSource, KernelVersion]]] = {}
     for kernels, sizes in launches:
         for kernel in kernels:
             if isinstance(kernel, VersionedKernel):
                 wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes))
     for compiler, pairs in wanted.items():
-        compiler.compile(pairs)
+        with contextlib.suppress(DeviceError):
+            compiler.compile(pairs)
 
 
 @dataclass(frozen=True, slots=True)

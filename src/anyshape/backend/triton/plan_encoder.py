@@ -17,7 +17,7 @@ from anyshape.backend.triton.launch import (
     launch_words,
     one_run,
 )
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DeviceError, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, Step, TiledGemmStep
 from anyshape.plan.ir.size_function import STATUS_BUFFER, PlanFormulas
@@ -108,15 +108,22 @@ class PlanEncoder:
         return f"specs[{len(self.specs) - 1}]"
 
     def _words(self, parts: Sequence[_Launching | Sequence[int]]) -> list[int]:
-        """The words of all steps. Machine code that is missing is made at once."""
+        """The words of all steps. Machine code that is missing is made at once.
+
+        Raises:
+            DeviceError: Triton or the driver refuses some of it.
+        """
         compile_ahead([(part.spec.kernels, part.sizes) for part in parts if isinstance(part, _Launching)])
         return [word for part in parts for word in (self._launches(part) if isinstance(part, _Launching) else part)]
 
     def _launches(self, part: _Launching) -> list[int]:
         spec = part.spec
         places = list(zip(spec.slots, part.offsets, strict=True))
-        words = [word for kernel in spec.kernels
-                 for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle)]
+        try:
+            words = [word for kernel in spec.kernels
+                     for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle)]
+        except DeviceError as error:
+            raise error.within(self.plan.steps[spec.number].where) from error
         return words if spec.check < 0 or not words else [*words, *check_words(spec.number, spec.check)]
 
     def _copy(self, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:

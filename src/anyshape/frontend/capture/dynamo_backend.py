@@ -25,9 +25,10 @@ from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
-from anyshape.frontend.programs.compile_program import check_stages, compile_program, interpret
+from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
+from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
@@ -42,6 +43,8 @@ from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.versions import api
 
 NOT_WITH_THIS = "nothing can be compiled with this version of torch"
+BUCKETS = "torch.compile cuts graphs under DistributedDataParallel at its buckets, and compiles the parts before a call"
+WITHOUT_BUCKETS = "anyshape.compile the DistributedDataParallel, or set torch._dynamo.config.optimize_ddp = False"
 WITH = "install a version of torch that AnyShape is tested with (see README)"
 
 
@@ -77,6 +80,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
     if any(api.is_fake(value) for value in example_inputs):
+        if internals.cuts_at_buckets():
+            return _as_pytorch(gm, compilation, BUCKETS, WITHOUT_BUCKETS)
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
@@ -232,13 +237,13 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
             tape=None, partner=None, whole=True, static_inputs=static))
     expanded(halves.backward)
     found = []
-    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
-                                        ("backward", halves.backward, halves.forward, halves.backward_inputs)):
+    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.order.forward_inputs),
+                                        ("backward", halves.backward, halves.forward, halves.order.backward_inputs)):
         found.append(compile_or_interpret(ProgramRequest(
             gm=half, role=role, name=f"{number}.{role}", config=compilation.config,  # type: ignore[arg-type]
             compilation=compilation, tape=halves.layout, partner=partner, whole=True,
             static_inputs=tuple(i for i, place in enumerate(places) if place in static))))
-    return HalvesProgram(halves, *found)
+    return HalvesProgram(halves.order, *found)
 
 
 def compile_or_interpret(request: ProgramRequest) -> Boxed:

@@ -1,4 +1,4 @@
-"""The callable that `anyshape.compile_stablehlo` returns: arrays of numpy, torch or JAX in, the caller's kind out."""
+"""The callable that `anyshape.compile_stablehlo` returns: any library's arrays in, the caller's kind out."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -115,8 +115,8 @@ class StablehloCallable:
 
     arguments: labels and types of the module's arguments. results: the types of its results.
 
-    A call returns the result, or a tuple of several, of the kind of its first array: numpy's, torch's or JAX's; dtypes
-    are those of the module.
+    A call returns the result, or a tuple of several, of the kind of its first array: numpy's, torch's, JAX's or
+    TensorFlow's; dtypes are those of the module.
 
     Raises (when called):
         InputError: wrong number, dtype, rank or sizes of arguments; nothing has run then.
@@ -142,9 +142,13 @@ class StablehloCallable:
         if len(arguments) != len(self.arguments):
             raise InputError(f"the module was given {len(arguments)} arguments", where="a call of a StableHLO module",
                              why=f"it takes {len(self.arguments)}", do="pass one for each")
-        give = next((giver for giver in map(giver_of, arguments) if giver is not None), _to_numpy)
-        results = tuple(map(give, self.tensors(arguments)))
+        results = self.results_of(arguments)
         return results[0] if len(results) == 1 else results
+
+    def results_of(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """All results of a call, in the kind of its first array. Errors as of a call."""
+        give = next((giver for giver in map(giver_of, arguments) if giver is not None), _to_numpy)
+        return tuple(map(give, self.tensors(arguments)))
 
     def tensors(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """The results of a call, in the dtypes of the module. Errors as of a call."""
@@ -204,8 +208,11 @@ def giver_of(value: Any) -> Giver | None:
         return lambda tensor: tensor
     if isinstance(value, np.ndarray):
         return _to_numpy
-    if type(value).__module__.split(".")[0] in ("jax", "jaxlib"):
+    package = type(value).__module__.split(".")[0]
+    if package in ("jax", "jaxlib"):
         return to_jax
+    if package == "tensorflow":
+        return to_tensorflow
     return None
 
 
@@ -245,6 +252,14 @@ def to_jax(tensor: torch.Tensor) -> Any:
     if tensor.dtype in (torch.bool, torch.bfloat16) or tensor.is_complex():
         return jnp.asarray(_to_numpy(tensor))
     return jnp.from_dlpack(tensor)
+
+
+def to_tensorflow(tensor: torch.Tensor) -> Any:
+    """A tensor of TensorFlow over a tensor's memory, or a copy where it cannot be shared."""
+    import tensorflow as tf
+    if tensor.dtype in (torch.bool, torch.bfloat16) or not tensor.is_contiguous():
+        return tf.constant(_to_numpy(tensor))
+    return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
 
 
 def _as_held(tensor: torch.Tensor, dtype: str) -> torch.Tensor:

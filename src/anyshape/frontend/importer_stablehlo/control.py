@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_stablehlo.reduce import sizes_of_window, windows
+from anyshape.frontend.importer_stablehlo.reduce import largest, sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import Call, translates
 from anyshape.frontend.symbols.known import Comparison, Known
 
@@ -70,6 +70,8 @@ def custom_call(c: Call) -> Any:
         return ()
     if name == "stablehlo.dynamic_reduce_window":
         return windows(c, c.walk.body(c.attr("called_computations")[0]), len(c.operation.outputs), sizes_of_window(c))
+    if name == "mhlo.topk" and c.attr("mhlo.attributes", {}).get("largest"):
+        return largest(c, c.attr("mhlo.attributes")["k"])
     if name in PASSED_ON:
         return tuple(c.inputs)
     raise Decline(f"a call of {name}")

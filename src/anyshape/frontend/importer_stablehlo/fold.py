@@ -27,14 +27,15 @@ WHOLE = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
 def folds(*names: str, free: bool = False) -> Callable[[Fold], Fold]:
-    """Makes the function the rule of these operations. free: operands need not be known."""
+    """Makes the function the rule of these operations of the dialect stablehlo, or of the one named. free: operands
+    need not be known."""
     def add(function: Fold) -> Fold:
         def rule(c: Call) -> Any:
             if not free and not all(isinstance(one, Known) and one.array.size <= MOST for one in c.inputs):
                 return None
             return function(c)
         for name in names:
-            FOLDS[f"stablehlo.{name}"] = rule
+            FOLDS[name if "." in name else f"stablehlo.{name}"] = rule
         return function
     return add
 
@@ -50,7 +51,8 @@ def _elementwise(plain: Callable[..., Any], symbolic: Callable[..., Any] | None 
     def rule(c: Call) -> Any:
         operands: list[Known] = c.inputs
         if any(one.array.dtype == object for one in operands):
-            if symbolic is None or any(isinstance(item, Comparison) for one in operands for item in one.items()):
+            if c.dtype not in WHOLE or symbolic is None or any(
+                    isinstance(item, Comparison) for one in operands for item in one.items()):
                 raise Unknown
             return each(functools.partial(symbolic, c), *operands, dtype=c.dtype)
         with np.errstate(all="ignore"):
@@ -105,7 +107,7 @@ for _name, _plain, _symbolic in (
         ("divide", _divided, lambda c, a, b: k.divided(c.walk.facts, a, b)),
         ("remainder", _remainder, lambda c, a, b: _modulo(c, a, b)),
         ("negate", np.negative, lambda c, a: -a), ("sign", np.sign, _sign),
-        ("abs", np.abs, lambda c, a: a if _sign(c, a) > 0 else -a),
+        ("abs", np.abs, lambda c, a: a if prove_nonnegative(c.walk.facts, a) else a * _sign(c, a)),
         ("and", np.bitwise_and, None), ("or", np.bitwise_or, None), ("xor", np.bitwise_xor, None),
         ("not", np.invert, None), ("power", np.power, lambda c, a, b: k.power(a, b)),
         ("shift_left", _left, None), ("shift_right_logical", lambda a, b: _shifted(a, b, True), None),
@@ -152,6 +154,23 @@ def _total(array: np.ndarray) -> np.ndarray:
     return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
 
 
+def _of_size(name: str, keeps: Callable[[Call], bool]) -> None:
+    """Sizes as f64, of which TensorFlow's converter makes the length of a range, remain sizes."""
+    plain = FOLDS[f"stablehlo.{name}"]
+
+    def rule(c: Call) -> Any:
+        one = c.inputs[0]
+        if isinstance(one, Known) and one.array.dtype == object and c.dtype == "f64" and keeps(c):
+            return one
+        return plain(c)
+    FOLDS[f"stablehlo.{name}"] = rule
+
+
+for _name in ("ceil", "floor"):
+    _of_size(_name, lambda c: True)
+_of_size("divide", lambda c: isinstance(c.inputs[1], Known) and c.inputs[1].items() == [1.0])
+
+
 @folds("select", free=True)
 def select(c: Call) -> Any:
     condition = c.inputs[0]
@@ -176,9 +195,9 @@ def clamp(c: Call) -> Any:
 def convert(c: Call) -> Any:
     one = c.inputs[0]
     if one.array.dtype == object:
-        if c.dtype in WHOLE and one.dtype in WHOLE:
-            return Known(one.array, c.dtype)
-        raise Unknown
+        if any(not isinstance(item, (int, Expr)) for item in one.items()) or c.dtype not in (*WHOLE, "f64"):
+            raise Unknown
+        return Known(one.array, c.dtype)  # sizes are exact in f64
     if c.dtype in WHOLE and one.array.dtype.kind == "f":
         if not np.isfinite(one.array).all():
             return None

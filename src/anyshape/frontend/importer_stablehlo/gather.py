@@ -79,6 +79,18 @@ def _gather(c: Call, sizes: Sequence[Size]) -> Value:
     return c.t.reshape(found, result)
 
 
+@translates("torch_index_select")
+def torch_index_select(c: Call) -> Any:
+    """Rows of a table, as TensorFlow's gather has them."""
+    dim, batch = c.attr("dim"), c.attr("batch_dims", 0)
+    if batch:
+        raise Decline("rows of many tables")
+    x, places = c.value(0), c.t.cast(c.value(1), "i64")
+    shape = (*x.tensor.shape[:dim], *places.tensor.shape, *x.tensor.shape[dim + 1:])
+    offset = [d for d in range(len(shape)) if not dim <= d < dim + places.tensor.rank]
+    return _take(c, x, places, dim, offset, shape)
+
+
 def _flat_take(c: Call, x: Value, places: Value) -> Value:
     if c.dtype in COMPLEX:
         return c.extern("aten.index_select.default", x, 0, places,  # type: ignore[no-any-return]

@@ -60,11 +60,12 @@ class Block:
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
     """A function of a module. names: of sizes, by argument (jax.global_constant); "" where one has none. labels: of
-    its arguments."""
+    its arguments; results: of what it gives."""
 
     body: Block
     names: tuple[str, ...]
     labels: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

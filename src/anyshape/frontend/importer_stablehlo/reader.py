@@ -23,7 +23,10 @@ with needed_by("anyshape.compile_stablehlo"):
 MOST_BYTES = 1 << 32
 MOST_OPERATIONS = 200_000
 MOST_DEPTH = 32
-RETURNS = ("func.return", "stablehlo.return", "chlo.return")
+RETURNS = ("func.return", "stablehlo.return", "chlo.return", "shape.assuming_yield")
+# types of MLIR that are no tensors; a witness says that shapes may be broadcast
+NO_TENSORS = {"!stablehlo.token": Type("token"), "!mhlo.token": Type("token"), "!shape.shape": Type("i64", (None,)),
+              "!shape.size": Type("i64"), "!shape.witness": Type("bool")}
 
 
 def read(source: Any) -> Module:
@@ -56,6 +59,7 @@ def _context() -> Any:
     context = ir.Context()
     context.append_dialect_registry(registry)
     context.load_all_available_dialects()
+    context.allow_unregistered_dialects = True  # TensorFlow leaves some operations of its own
     chlo.register_dialect(context)
     stablehlo.register_dialect(context)
     return context
@@ -106,7 +110,8 @@ class _Reader:
                 raise Unsupported(f"the function {name} has no body of one block", where=name,
                                   why="control flow is read as operations", do="export it with stablehlo's own")
             block = self.block(operation.regions[0].blocks[0], 0)
-            functions[name] = Function(block, *_argument_names(operation, len(block.arguments)))
+            functions[name] = Function(block, *_argument_names(operation, len(block.arguments)),
+                                       _result_names(operation, len(block.results)))
         if "main" not in functions:
             if len(functions) != 1:
                 raise _refused("it has no function called main")
@@ -166,7 +171,23 @@ def _argument_names(operation: Any, count: int) -> tuple[tuple[str, ...], tuple[
             for key, into in (("jax.global_constant", names), ("jax.arg_info", labels)):
                 if key in found:
                     into[place] = ir.StringAttr(found[key]).value
+            labels[place] = labels[place] or _index_path(found)
     return tuple(names), tuple(labels)
+
+
+def _result_names(operation: Any, count: int) -> tuple[str, ...]:
+    names = [""] * count
+    if "res_attrs" in operation.attributes:
+        for place, one in enumerate(ir.ArrayAttr(operation.attributes["res_attrs"])):
+            names[place] = _index_path(ir.DictAttr(one))
+    return tuple(names)
+
+
+def _index_path(found: Any) -> str:
+    """The name that a signature of TensorFlow gives to an argument or a result."""
+    if "tf_saved_model.index_path" not in found:
+        return ""
+    return ".".join(str(_data(one)) for one in ir.ArrayAttr(found["tf_saved_model.index_path"]))
 
 
 def type_of(kind: Any) -> Type:
@@ -176,8 +197,8 @@ def type_of(kind: Any) -> Type:
         Unsupported: its elements are none that we have (quantised ones, 4-bit and 8-bit floats), or it has no rank.
     """
     text = str(kind)
-    if text in ("!stablehlo.token", "!mhlo.token"):
-        return Type("token")
+    if text in NO_TENSORS or text in ELEMENTS:
+        return NO_TENSORS[text] if text in NO_TENSORS else Type(ELEMENTS[text])
     try:
         tensor = ir.RankedTensorType(kind)
         dtype = ELEMENTS[str(tensor.element_type)]

@@ -453,7 +453,12 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
 
 @translates("chlo.top_k")
 def top_k(c: Call) -> Any:
-    x, count = c.value(0), c.attr("k")
+    return largest(c, c.attr("k"))
+
+
+def largest(c: Call, count: int) -> Any:
+    """The largest elements along the last dim, and where they are."""
+    x = c.value(0)
     dim = x.tensor.rank - 1
     kinds = (x.tensor.dense(), c.type(x.tensor.shape, "i64"))
     values, places = c.aten(aten.sort.stable, x, stable=True, dim=dim, descending=True, types=kinds)

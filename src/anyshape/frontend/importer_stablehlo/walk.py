@@ -20,7 +20,16 @@ from anyshape.backend.interface import Target
 from anyshape.base.errors import AnyShapeError, InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
-from anyshape.frontend.importer_stablehlo import contract, control, elementwise, fold, gather, reduce, shapes
+from anyshape.frontend.importer_stablehlo import (
+    contract,
+    control,
+    elementwise,
+    fold,
+    gather,
+    reduce,
+    shapes,
+    size_dialects,
+)
 from anyshape.frontend.importer_stablehlo.fold import FOLDS, made
 from anyshape.frontend.importer_stablehlo.module import Block, Module, Operation, Type
 from anyshape.frontend.importer_stablehlo.table import ROWS, Call, Equal, held
@@ -36,7 +45,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, reduce, shapes)
+TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, reduce, shapes, size_dialects)
 
 MOST_CALLS = 64  # functions that are open at once
 MOST_EQUAL = 256
@@ -168,9 +177,11 @@ class Walk:
                 return self._called(operation, inputs)
             rule = FOLDS.get(operation.name)
             result = None if rule is None else rule(Call(operation, inputs, self))
-        except (Decline, Unknown, VerifyError):
+        except (Decline, Unknown, VerifyError, Equal, Mismatch):
             return nothing
-        return nothing if result is None else (result,)
+        if result is None:
+            return nothing
+        return result if isinstance(result, tuple) else (result,)
 
     def _called(self, operation: Operation, inputs: list[Any]) -> Sequence[Any]:
         name = operation.attributes["callee"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import InputError
 from anyshape.compiler.compiled import CompiledGraph, PlannedGraph
 from anyshape.compiler.link import link_backward, link_pair
@@ -38,10 +39,12 @@ HOST = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A compiled graph without what belongs to a process: `fields` of PlannedGraph, and its notes."""
+    """A compiled graph without what belongs to a process: `fields` of PlannedGraph, its notes, and by which keys the
+    object code of its kernels is kept."""
     name: str
     fields: Mapping[str, Any]
     notes: Notes
+    keys: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,8 @@ def _plan_record(boxed: Boxed | None, compilation: Compilation) -> PlanRecord:
         raise NotRecorded(f"it has constants of more than {MOST_CONSTANTS} bytes")
     fields = {one.name: getattr(compiled, one.name) for one in dataclasses.fields(PlannedGraph)
               if one.name not in NOT_PLANNED}
-    return PlanRecord(own.name.partition(".")[2], fields, own.notes)
+    return PlanRecord(own.name.partition(".")[2], fields, own.notes,
+                      {one.name: one.key for one in compiled.kernels if isinstance(one, LoadedKernel)})
 
 
 def code_of(record: ProgramRecord) -> Any:
@@ -189,7 +193,12 @@ def _trained(training: TrainingRecord, forward: Boxed, backward: Boxed, compilat
 
 def _planned(plan: PlanRecord, target: Any) -> PlannedGraph:
     """The compiled graph, with its kernels from the cache."""
-    kernels = target.build([target.emit(program) for program in plan.fields["programs"].values()])
+    programs = plan.fields["programs"]
+    kernels = None
+    if plan.keys.keys() == programs.keys():
+        kernels = target.kept({name: plan.keys[name] for name in programs})
+    if kernels is None:
+        kernels = target.build([target.emit(program) for program in programs.values()])
     return PlannedGraph(target=target, kernels=tuple(kernels), **plan.fields)
 
 

@@ -20,7 +20,6 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ import torch
 from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.disk_cache import DiskCache, cache_of
+from anyshape.base.own_sources import own_sources, process_start
 from anyshape.base.version import __version__
 from anyshape.frontend.aten.table import TABLE
 from anyshape.frontend.capture.autograd_function import AutogradProgram
@@ -54,7 +54,7 @@ def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], under
     cache = cache_of(config)
     watched = config.show or config.dump or config.edit or config.check >= 2
     if cache is None or not config.warm_start or watched or config.limited or compilation.step is not None \
-            or not guard_record.can_record():
+            or not guard_record.can_record() or not own_sources():
         return None
     return WarmStart(compilation, cache, own, underway)
 
@@ -209,26 +209,11 @@ def _numbered(key: str, number: int) -> str:
 
 @functools.cache
 def _versions() -> str:
-    """Of all that makes a program, and reads its record: Python, torch, and our own files, by size and time."""
-    root = Path(__file__).parents[2]
-    files = sorted((str(file.relative_to(root)), seen.st_size, seen.st_mtime_ns) for file in root.rglob("*.py")
-                   for seen in [file.stat()])
-    return repr((sys.version, platform.machine(), torch.__version__, torch.version.git_version, __version__, files))
+    """Of all that makes a program, and reads its record: Python, torch, and our own files."""
+    return repr((sys.version, platform.machine(), torch.__version__, torch.version.git_version, __version__,
+                 own_sources()))
 
 
-@functools.cache
-def _process_start() -> float:
-    """When this process began, in seconds of the files' clock; a tick later, for no interpreter has read a
-    file by then."""
-    try:
-        with open("/proc/self/stat", encoding="utf-8") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (ticks + 1) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return _IMPORTED
-
-
-_IMPORTED = time.time()
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # known by its version
 
 
@@ -243,7 +228,7 @@ def _hashes(files: tuple[str, ...]) -> dict[str, str]:
 
 def _hash(file: str) -> str:
     try:
-        if os.stat(file).st_mtime >= _process_start():
+        if os.stat(file).st_mtime >= process_start():
             raise NotRecorded(f"{file} was changed while the process ran")
         with open(file, "rb") as opened:
             return hashlib.sha256(opened.read()).hexdigest()

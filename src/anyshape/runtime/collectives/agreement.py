@@ -69,11 +69,17 @@ def agree(mesh: ProcessMesh, own: dict[str, str]) -> None:
     if differing:
         first = differing[0]
         others = [rank for rank, each in enumerate(every) if each.get(first) != every[0].get(first)]
-        said: list[Any] = [None] * mesh.mesh.world
-        dist.all_gather_object(said, own[first][:200], group=mesh.control)
+        words = said(mesh, own[first][:200])
         raise refusal(mesh, f"ranks differ in {first}: {', '.join(map(str, others[:8]))} from rank 0",
-                      why=f"rank 0 has {said[0]!r}, rank {others[0]} has {said[others[0]]!r}",
+                      why=f"rank 0 has {words[0]!r}, rank {others[0]} has {words[others[0]]!r}",
                       do="start all ranks with the same code, model, settings and versions")
+
+
+def said(mesh: ProcessMesh, own: str) -> list[str]:
+    """What each rank says, in short."""
+    found: list[Any] = [""] * mesh.mesh.world
+    dist.all_gather_object(found, own[:600], group=mesh.control)
+    return found
 
 
 def refusal(mesh: ProcessMesh, what: str, *, why: str, do: str) -> RankError:

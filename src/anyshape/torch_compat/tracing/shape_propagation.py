@@ -23,6 +23,7 @@ from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.tracing.fake_tensor_cache import FAKE, PLAIN, setting
 from anyshape.torch_compat.versions import api, symbolic_functions
+from anyshape.torch_compat.versions.autocast import casts
 
 # Functions and methods by their names. Their code chooses by shapes, strides and dtypes only.
 ANYWHERE_NAMES = frozenset((
@@ -129,7 +130,7 @@ class Shapes:
 
     def _found(self, function: Any, arguments: Sequence[Any], keywords: dict[str, Any],
                operands: list[Any]) -> tuple[Any, list[Any]]:
-        if _is_anywhere(function, operands) and not torch.is_autocast_enabled("cpu"):
+        if _is_anywhere(function, operands) and not casts():
             here, named = (pytree.tree_map_only(torch.device, lambda _: META, part) for part in (arguments, keywords))
             if function in _MAKERS or "device" in named:
                 named = {**named, "device": META}

@@ -150,11 +150,16 @@ def native(dtype: str, machine: Machine, blas: BlasRoutines = BlasRoutines()) ->
     return dtype in half_precision.dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
 
 
-def does(dtype: str, products: Products) -> bool:
-    """Whether the host does products of this dtype."""
+def has(dtype: str, products: Products) -> bool:
+    """Whether the host has a routine for products of this dtype, whichever is taken."""
     if dtype in LIBRARY:
         return dtype == "f32" or products.blas.products
-    return dtype in half_precision.dtypes(products.machine) and products.ours(dtype)
+    return dtype in half_precision.dtypes(products.machine)
+
+
+def does(dtype: str, products: Products) -> bool:
+    """Whether the host does products of this dtype."""
+    return has(dtype, products) and (dtype in LIBRARY or products.ours(dtype))
 
 
 def takes_any_strides(dtype: str, products: Products) -> bool:

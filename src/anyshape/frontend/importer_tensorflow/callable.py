@@ -1,0 +1,89 @@
+"""The callable that `anyshape.compile_tensorflow` returns: called as the function, model or signature is."""
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from anyshape.artifact.save import Deployable
+from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.base.config import Config
+from anyshape.base.errors import InputError
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.diagnostics.memory_text import MemoryNote
+from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+from anyshape.frontend.importer_stablehlo.module import Module
+from anyshape.frontend.importer_stablehlo.reader import read
+from anyshape.frontend.importer_tensorflow.convert import convert
+from anyshape.frontend.importer_tensorflow.source import Source, source_of
+
+
+def compile_source(source: Any, signature: str, config: Config) -> TensorflowCallable:
+    """Compiles what TensorFlow made; see `anyshape.compile_tensorflow`."""
+    with tempfile.TemporaryDirectory(prefix="anyshape-tensorflow-") as scratch:
+        found = source_of(source, signature, Path(scratch) / "model")
+        module = read(convert(found.folder, found.signature, "serve"))
+    return TensorflowCallable(found, StablehloCallable(module, config), _signature(found, module))
+
+
+def _signature(source: Source, module: Module) -> Signature:
+    """How a call looks. The module's arguments and results are in an order of the converter's."""
+    main = module.functions["main"]
+    arguments = list(source.arguments or sorted(main.labels))
+    results = list(source.results or sorted(main.results))
+    names = source.names or tuple(arguments)
+    inputs = tuple(InputSpec(name, "array", main.labels.index(key)) for name, key in zip(names, arguments, strict=True))
+    places = [main.results.index(key) for key in results]
+    if source.arguments is None:
+        return Signature(inputs, ["tuple", []], ["dict", [[name, k] for k, name in enumerate(names)]],
+                         ["dict", [[name, place] for name, place in zip(results, places, strict=True)]], {})
+    return Signature(inputs, source.args, source.kwargs, _placed(source.gives, places), {})
+
+
+def _placed(tree: Any, places: list[int]) -> Any:
+    """A tree of results with the module's places for leaves."""
+    if isinstance(tree, int):
+        return places[tree]
+    if tree[0] == "dict":
+        return ["dict", [[key, _placed(item, places)] for key, item in tree[1]]]
+    return [tree[0], [_placed(item, places) for item in tree[1]]]
+
+
+class TensorflowCallable:
+    """A compiled function of TensorFlow, called as the function is; a signature of a SavedModel by its names.
+
+    Arguments are arrays of TensorFlow, numpy, torch or JAX, and results of the kind of the first one; dtypes are those
+    of the function.
+
+    Raises (when called):
+        InputError: other nesting, dtypes, ranks or sizes than those of the function; nothing has run then.
+    """
+
+    def __init__(self, source: Source, program: StablehloCallable, signature: Signature) -> None:
+        self.name = source.name
+        self.program = program
+        self.signature = signature
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        leaves = self.signature.flat(arguments, keywords)
+        values: list[Any] = [None] * len(leaves)
+        for one, value in zip(self.signature.inputs, leaves, strict=True):
+            if value is None:
+                raise InputError(f"{one.name} is None", where=self.name, why="the function takes an array there",
+                                 do="pass one")
+            values[one.position] = value
+        return self.signature.nested(self.program.results_of(values))
+
+    def deployable(self) -> Deployable:
+        """What a file holds of it (`anyshape.save`): it is called as this is. Errors as of `StablehloCallable`."""
+        found = self.program.deployable()
+        return dataclasses.replace(found, signature=dataclasses.replace(self.signature, names=found.signature.names))
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why; `sizes` by the names of the program's sizes."""
+        return self.program.explain(**sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What the program needs, as formulas; `.bytes` is the predicted peak at `sizes`."""
+        return self.program.memory(**sizes)
