@@ -15,9 +15,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
+PRELOAD = "forked_preload"
 NUMBERS = itertools.count()  # of runs
 
 
@@ -57,16 +59,13 @@ def run_all(runs: Sequence[Run], seconds: float) -> list[subprocess.CompletedPro
 
 def start() -> None:
     """Starts the process that scripts are forked from, where there is none."""
-    usual = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch's libraries are loaded
-    try:
-        CONTEXT.set_forkserver_preload(["forked_preload"])
+    # the first is read when torch's libraries are loaded; what is loaded is found by the second before Python 3.13
+    its = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in its.items():
+            patch.setenv(name, value)
+        CONTEXT.set_forkserver_preload([PRELOAD])
         forkserver.ensure_running()
-    finally:
-        if usual is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = usual
 
 
 def _main(arguments: list[str], environment: dict[str, str], path: list[str], out: str, err: str) -> None:
@@ -82,4 +81,5 @@ def _main(arguments: list[str], environment: dict[str, str], path: list[str], ou
         os.close(file)
     # pytest gives processes other streams
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    assert PRELOAD in sys.modules  # where it cannot be imported, the standard library goes on without
     runpy.run_path(arguments[0], run_name="__main__")
