@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,6 @@ import torch
 
 import anyshape
 import fake_device
-import forked
 from anyshape.backend import targets
 from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.triton.runner import STEP, StreamRunner
@@ -634,10 +635,13 @@ def test_limits(fake: FakeDriver) -> None:
     check_limits()
 
 
-def test_interpreted_kernels(tmp_path: Path) -> None:
+def test_interpreted_kernels() -> None:
     """A GPU's kernels, interpreted behind the driver, in a process of their own; none may be skipped."""
-    done = forked.Run(Path(pytest.__file__).parent / "__main__.py", [
-        "-q", "-o", "python_files=interpreted_*.py", "tests/interpreted_device.py"],
-        os.environ | {"TRITON_INTERPRET": "1"}, tmp_path).done(3000)
+    here = Path(__file__).parent
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(here), *sys.path]))}
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=interpreted_*.py",
+               "tests/interpreted_device.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, check=False,
+                          env=os.environ | variables)
     last = done.stdout.strip().split("\n")[-1]
     assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]

@@ -6,13 +6,11 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-import forked
 from anyshape.backend.targets import usual_target
 from anyshape.backend.triton import toolchain
 from anyshape.backend.triton.codegen.scalars import unsupported
@@ -242,9 +240,10 @@ INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py"]
 
 def interpret(file: str, *more: str) -> str:
     """The tests of a file in a process that interprets; none may be skipped."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = forked.Run(Path(pytest.__file__).parent / "__main__.py", [*INTERPRETED, f"tests/{file}", *more],
-                          os.environ | {"TRITON_INTERPRET": "1"}, Path(folder)).done(3000)
+    paths = [str(HERE), *sys.path]
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, f"tests/{file}", *more], check=False,
+                          capture_output=True, text=True, cwd=HERE.parent, env=os.environ | variables)
     last = done.stdout.strip().split("\n")[-1]
     assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
     return done.stdout
