@@ -74,7 +74,7 @@ def test_data_parallel_sends_few_messages() -> None:
 
 def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> None:
     pytest.importorskip("tokenizers", reason="the demo trains a vocabulary: install anyshape[demo]")
-    first, second = ranks(2, "fsdp-and-demo")
+    first, second = ranks(2, "fsdp-and-demo", torchrun=True)
     for one in (first, second):
         assert one["worst"] < 1e-12 and one["programs"] == PAIR
         assert one["sharded"] == one["tensors"]  # what a rank has whole of them reads as NaN
@@ -110,7 +110,7 @@ def test_all_ranks_keep_to_the_limit_of_each(mode: str, more: dict[str, Any]) ->
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "ulysses", "ring", "pp", "data=1,fsdp=2"])
 def test_the_demo_trains_by_every_strategy(mode: str) -> None:
-    first, second = ranks(2, "demo", mode)
+    first, second = ranks(2, "demo", mode, torchrun=True)
     assert first["code"] == second["code"] == 0 and second["printed"] == "", first["printed"]
     assert first["worst"] < 1e-3
 
