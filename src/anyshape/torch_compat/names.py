@@ -191,6 +191,9 @@ CALLS = {
     f"{DYNAMO}utils.CleanupManager.instance": Name("lets go of what was compiled", KEPT),
     f"{SHAPES}ShapeEnv": Name("lets go of what a trace knew about sizes", KEPT),
     f"{DYNAMO}eval_frame.skip_code": Name("threads that capture at once", "such a thread may run its call as PyTorch"),
+    **{path: Name("backwards that Dynamo leaves as they are", "each backward takes some microseconds longer")
+       for path in ("torch._C._dynamo.eval_frame.set_code_exec_strategy", f"{DYNAMO}types.FrameExecStrategy",
+                    f"{DYNAMO}types.FrameAction")},
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._stance": Name("calls without torch's wrappers", WRAPPED),

@@ -16,13 +16,13 @@ import functools
 import itertools
 import logging
 import re
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.quiet_logs import GUARDS, quiet
 
 DYNAMO = "torch._dynamo."
 MANAGER = f"{DYNAMO}guards.CheckFunctionManager"
@@ -152,7 +152,7 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
         raise NotRecorded(f"the name {taken[0]} is taken")
     names.update(objects)
     try:
-        with _quiet():
+        with quiet(GUARDS):
             manager = make(code, compat.need(COMMON)(state), shape_code_parts=record.shapes,
                            runtime_global_scope=names)
         answer = manager.guard_manager.check_verbose(local)
@@ -166,21 +166,6 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
         differing = next((f"{before}; now {after}" for before, after in pairs if before != after), "their number")
         raise NotRecorded(f"a guard says something else: {differing:.400}")
     return manager.guard_manager
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, torch does not log what is handled: a guard that cannot be made in this process."""
-    logger, thread = logging.getLogger("torch._guards"), threading.get_ident()
-
-    def elsewhere(entry: logging.LogRecord) -> bool:
-        return entry.thread != thread
-
-    logger.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(elsewhere)
 
 
 def install(record: GuardRecord, names: dict[str, Any]) -> None:
