@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import re
 import types
 from collections.abc import Callable, Iterator, Sequence
