@@ -85,6 +85,9 @@ def test_a_step_goes_on_bit_by_bit(tmp_path: Path) -> None:
         assert torch.equal(rest.get_tensor("optimizer.state.up.weight.exp_avg"),
                            one["optimizer"]["state"]["up.weight"]["exp_avg"])
         assert '"lr": 0.1' in rest.metadata()["optimizer.param_groups"]
+        others = set(rest.keys())
+    anyshape.consolidate(tmp_path, tmp_path / "all.safetensors", rest=tmp_path / "all.safetensors")
+    assert set(load_file(tmp_path / "all.safetensors")) == {*others, *(f"model.{name}" for name in model.state_dict())}
 
     trained(other, its, range(7, 8))  # the step has ended: no gradients are gathered, and no weight has been used
     other.save(tmp_path, schedule=its)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from anyshape.frontend.train_step_api import TrainStep
 
 __all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo",
-           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
+           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy",
+           "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -282,7 +283,8 @@ def consolidate(checkpoint: Any, path: Any, *, rest: Any = None) -> None:
         checkpoint: a checkpoint, or a folder of them, of which the newest is taken.
         path: the file; one that is there is replaced when the new one is whole.
         rest: a second file, for all else: optimiser states as `optimizer.state.<parameter>.<name>`, random state and
-            averages as tensors, and what is no tensor as JSON in the file's metadata. None: it is left out.
+            averages as tensors, and what is no tensor as JSON in the file's metadata. None: it is left out. The same
+            file: it has all, the parameters as `model.<name>`.
 
     Raises:
         InputError: it is no checkpoint. OutputError: a file cannot be written.

@@ -109,7 +109,7 @@ class TracingMode:
             elif part is not None:
                 program = part.program(program)
             if warm is not None and part is None:
-                warm.made = program
+                warm.compiled(gm, program)
             piece = tracing.piece()
             if piece and tracing.sharded and compilation.config.strict:
                 refuse(compilation.config, piece)

@@ -13,7 +13,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
-from anyshape.runtime.collectives.agreement import RankError
+from anyshape.runtime.collectives.agreement import RankError, together
 from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
@@ -223,7 +223,11 @@ class TrainStep:
         to evaluate, to save, or to load a state. Without a strategy it does nothing.
         """
         distribution = None if self._apart is not None else self._whole.state.distribution
-        with nullcontext() if distribution is None else distribution.whole():
+        with ExitStack() as entered:
+            if distribution is not None:
+                with told_of_lost_ranks():
+                    together(distribution.mesh, "whole")
+                    entered.enter_context(distribution.whole())
             yield
 
     def _refuse_alone(self, why: str) -> None:
@@ -352,8 +356,10 @@ class TrainStep:
         with self._lock, told_of_lost_ranks():
             self._saver.wait()
             distribution = None if self._apart is not None else self._whole.state.distribution
-            found = found_in(self._state(), one.model, one.optimizer, one.scaler, others, distribution,
-                             self._saver.rank)
+            if distribution is not None:
+                together(distribution.mesh, "save")
+            found = consistently(self._saver, lambda: found_in(
+                self._state(), one.model, one.optimizer, one.scaler, others, distribution, self._saver.rank))
             self._saver.save(Path(folder), found, self.count, keep, wait)
 
     def wait_for_save(self) -> None:
@@ -384,6 +390,8 @@ class TrainStep:
         one = self.settings
         with self._lock, told_of_lost_ranks():
             self._saver.wait()
+            if self._apart is None and self._whole.state.distribution is not None:
+                together(self._whole.state.distribution.mesh, "load")
             path = newest(Path(folder), self._saver.is_distributed)
             if path is None:
                 if missing_ok:

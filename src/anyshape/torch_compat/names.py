@@ -239,6 +239,8 @@ WARM_START = {path: Name("programs that a second process takes from the cache", 
     f"{DYNAMO}output_graph.OutputGraphCommon", f"{DYNAMO}output_graph.OutputGraphGuardsState",
     f"{DYNAMO}types.GuardedCode", f"{DYNAMO}types.wrap_guarded_code", f"{DYNAMO}utils.CleanupHook",
     f"{DYNAMO}bytecode_transformation._unique_id_counter", "torch._guards.GuardsSet", "torch._guards.CompileId",
+    f"{DYNAMO}variables.functions", f"{DYNAMO}variables.functions.invoke_and_store_as_constant",
+    f"{DYNAMO}variables.nn_module", "torch._logging.trace_structured",
     "torch.overrides._get_current_function_mode_stack", "torch.utils._device", "torch.utils._ordered_set.OrderedSet")}
 
 NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}

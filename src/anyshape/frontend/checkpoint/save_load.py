@@ -77,7 +77,6 @@ class Saver:
             OutputError: it cannot be written, or the one before could not be; the last whole checkpoint stands.
         """
         self.wait()
-        check_plain(found)
         if self.is_distributed and self.group is None:
             self.group = dist.new_group(backend="gloo")
         state = {name_of(path): one for path, one in found.items()}
@@ -154,21 +153,35 @@ def others_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def found_in(step: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any,
              others: Mapping[str, Any], distribution: Distribution | None, rank: int) -> dict[Any, Any]:
-    """What this rank stores. step: as of `TrainStep.state_dict`, the tensors themselves."""
+    """What this rank stores. step: as of `TrainStep.state_dict`, the tensors themselves.
+
+    Raises:
+        InputError: a state is no plain data. ConfigError: an object has no state.
+    """
     found = contents(model, optimizer, step, others_of(others))
     if scaler is not None:
         found["scaler",] = scaler.state_dict()
+    check_plain(found)
     return {**as_parts(found, distribution), **random_state(rank)}
 
 
 def newest(folder: Path, is_distributed: bool) -> Path | None:
-    """The checkpoint that is loaded: the folder itself where it is one, else the newest in it; as rank 0 sees it."""
-    given: list[str | None] = [None]
+    """The checkpoint that is loaded: the folder itself where it is one, else the newest in it; as rank 0 sees it.
+
+    Raises:
+        InputError: the folder cannot be read.
+    """
+    given: list[str | None] = [None, None]
     if not is_distributed or dist.get_rank() == 0:
-        found = folder if (folder / ".metadata").is_file() else next(reversed(checkpoints(folder)), None)
-        given = [None if found is None else str(found)]
+        try:
+            found = folder if (folder / ".metadata").is_file() else next(reversed(checkpoints(folder)), None)
+            given[0] = None if found is None else str(found)
+        except OSError as error:
+            given[1] = error.strerror or str(error)
     if is_distributed:
         dist.broadcast_object_list(given, 0)
+    if given[1] is not None:
+        raise InputError(f"{folder} cannot be read", why=given[1], do="give a folder that this process may read")
     return None if given[0] is None else Path(given[0])
 
 
@@ -355,14 +368,17 @@ def consolidate(checkpoint: Path, path: Path, rest: Path | None) -> None:
         raise missing(checkpoint)
     reader = SafeReader(found)
     stored = Stored.of(reader.read_metadata())
-    for target, is_model in ((path, True), (rest, False)):
+    reader.has_checksums()
+    of_model = [name for name in stored.shapes if name.startswith("model.")]
+    beside = [name for name in stored.shapes if name not in set(of_model)]
+    targets = [(path, of_model + beside, "")] if rest == path else [(path, of_model, "model."), (rest, beside, "")]
+    for target, names, prefix in targets:
         if target is None:
             continue
-        names = [name for name in stored.shapes if name.startswith("model.") == is_model]
         into: dict[str, Any] = {name: None if stored.shapes[name] is None else torch.empty(
             stored.shapes[name], dtype=stored.dtypes[name]) for name in names}  # type: ignore[arg-type]
         read(reader, into)
-        tensors = {name.removeprefix("model."): one for name, one in into.items() if isinstance(one, Tensor)}
+        tensors = {name.removeprefix(prefix): one for name, one in into.items() if isinstance(one, Tensor)}
         values = {name: json.dumps(one, default=str) for name, one in into.items() if not isinstance(one, Tensor)}
         try:
             write_atomically(target, save(tensors, {"format": "pt", **values}))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from anyshape.backend.targets import target_of
-from anyshape.base.errors import ConfigError, LimitError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, LimitError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
@@ -162,7 +162,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         raise ConfigError(f"strategy is {given!r}, and there is one process",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
-    every = process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
+    every = process_mesh(_line_of_all())
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     agree(every, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
@@ -174,6 +174,10 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     meet_peers(every)
 
 
+def _line_of_all() -> Mesh:
+    return Mesh((Axis("ranks", dist.get_world_size()),))
+
+
 def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
     """The distribution of a step by what the user passed as its strategy; all ranks call this. limited: the step has a
     limit in bytes.
@@ -182,16 +186,17 @@ def distribution_of(given: object, names: Callable[[], list[str]], limited: bool
         ConfigError: the strategy does not fit the processes, or keeps to no limit.
         RankError: ranks were given other strategies.
     """
-    if isinstance(given, StrategySearch):
-        given = given.runnable()
-    strategy = strategy_of(given, dist.get_world_size())
+    fault: AnyShapeError | None = None
+    try:
+        strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+    except AnyShapeError as error:
+        fault = error
+    # groups of processes are made by all ranks in one order: first they agree on which
+    every = process_mesh(_line_of_all())
+    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}"})
+    if fault is not None:
+        raise fault if every.rank == 0 else type(fault)(f"rank {every.rank}: {fault.what} (see rank 0)")
     mesh = process_mesh(strategy.mesh)
-    agree(mesh, {"the strategy": str(strategy), "having a limit in bytes": str(limited)})
-    if limited and strategy.pipe is not None:
-        raise ConfigError("a pipeline keeps to no limit in bytes", where=str(mesh.mesh),
-                          why="how many micro-batches wait for their backward is up to the schedule, and their values "
-                              "are counted by no program",
-                          do="leave the limit out and take more micro-batches, or take a strategy without pp")
     return Distribution(strategy, mesh, names)
 
 
@@ -336,11 +341,9 @@ class DistributedProgram:
         if not any(least):
             return None
         most = max(range(len(least)), key=least.__getitem__)
-        why = said(mesh, "" if own is None else f"{own.what}: {own.why}")[most]
-        return LimitError(f"the step does not run within the limit of rank {most}", where=f"{mesh.mesh}, before the "
-                          "step: no rank has run any of it", why=why, do=f"set memory_limit to {least[most]} "
-                          f"({least[most] / 1e6:.1f} MB) or more on all ranks, or call with smaller sizes",
-                          least=least[most])
+        do, _, why = said(mesh, "" if own is None else f"{own.do}\n{own.what}: {own.why}")[most].partition("\n")
+        return LimitError(f"the step does not run within the limit of rank {most}", why=why, do=f"on all ranks, {do}",
+                          where=f"{mesh.mesh}, before the step: no rank has run any of it", least=least[most])
 
     def _given(self, inputs: Sequence[Any]) -> list[Any]:
         """What this rank's program takes: its parts of tensors, and sizes, which ranks tell each other."""

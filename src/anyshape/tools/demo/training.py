@@ -104,11 +104,11 @@ class Session:
     def save(self, backend: Backend, folder: Path) -> None:
         """Makes the checkpoint the one in `folder`, all ranks together; OutputError leaves the one before in force."""
         backend.checkpoints.count = self.step  # a backend that runs without it has made them
-        backend.checkpoints.save(folder, keep=1, **{RUN: self})
+        backend.checkpoints.save(folder, keep=1, run=self)
 
     def load(self, backend: Backend, folder: Path) -> None:
         """Goes on from the checkpoint in `folder`, all ranks together; InputError where it is none of this run."""
-        backend.checkpoints.load(folder, **{RUN: self})
+        backend.checkpoints.load(folder, run=self)
 
 
 def start(recipe: Recipe, documents: Sequence[str], device: str = "cpu") -> Session:

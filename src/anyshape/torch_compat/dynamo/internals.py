@@ -359,9 +359,3 @@ def watched() -> bool:
     (a global hook)? Asked at every call."""
     return bool(_dispatch_modes() or _innermost_transform() is not None or forward_ad._current_level >= 0
                 or _forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks)
-
-
-def cuts_at_buckets() -> bool:
-    """Whether torch is compiling a part of a graph that its optimiser for DistributedDataParallel has cut, on tensors
-    without memory; False too where it does not say."""
-    return getattr(api.tracing_context(), "ddp_optimizer_ctx", None) is not None
