@@ -119,7 +119,7 @@ def test_a_norm_of_all_gradients_and_a_tied_weight() -> None:
     sent = [(key, place) for key, one in plan.segments.items() for place in one.sends if key.kind == "U"]
     small = [(key, place) for key, place in sent if plan.types[place[0]].shape in ((), (1,))]
     # the norm of each gradient, and what is made of all of them: a message from one segment to one other
-    assert len(small) > 8 and len({(key, packs.get(place, place)) for key, place in small}) <= 4
+    assert len(small) >= 8 and len({(key, packs.get(place, place)) for key, place in small}) <= 4
 
 
 def test_one_message_each_way_crosses_a_border() -> None:

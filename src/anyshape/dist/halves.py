@@ -6,9 +6,9 @@
 
 So a rank's step goes the road of one process's: the two share memory, and what is saved may be computed again or moved
 out under a limit in bytes. What is made of weights alone by gathers, views and casts is not saved: it is gathered
-again, and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). Results that nothing of the
-forward waits for but that are combined over ranks come in the second half, where they travel with the gradients. All
-writes are done there.
+again, and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). Results that nothing
+of the forward waits for but that are combined over ranks come in the second half, where they travel with the gradients.
+All writes are done there.
 """
 from __future__ import annotations
 
