@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -169,17 +168,8 @@ def collectives() -> dict[str, Any]:
     return {"worst": worst, "programs": len(fast.programs) + len(both.programs)}
 
 
-def cut_at_buckets() -> dict[str, Any]:
-    """torch.compile cuts the graph at the buckets: it runs as PyTorch, and says so."""
-    make = functools.partial(torch.compile, backend="anyshape", dynamic=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = pair(lambda: parallel(Net()), lambda: make(parallel(Net())))
-    return {**found, "said": sum("at its buckets" in str(one.message) for one in caught)}
-
-
 def quick() -> dict[str, Any]:
-    return {"cut": cut_at_buckets(), "ddp": pair(lambda: parallel(Net()), lambda: strict(parallel(Net()))),
+    return {"ddp": pair(lambda: parallel(Net()), lambda: strict(parallel(Net()))),
             "tensor": pair(lambda: columns(Net()), lambda: strict(columns(Net())), rows=0), "steps": steps()}
 
 

@@ -2,6 +2,7 @@
 has, of the standard library's kind "forkserver", which each process of tests starts when it first needs it."""
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -14,16 +15,23 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
+PRELOAD = "forked_preload"
+NUMBERS = itertools.count()  # of runs
 
 
 class Run:
-    """`script` with arguments as the main program; `environment` is all that it has. `folder` holds what it prints."""
+    """`script` with arguments as the main program, in the repository's folder; `environment` is all that it has.
+    `folder` holds what it prints."""
 
     def __init__(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         start()
         self.arguments = [str(script), *arguments]
-        self.out, self.err = folder / f"{id(self)}.out", folder / f"{id(self)}.err"
+        number = next(NUMBERS)
+        self.out, self.err = folder / f"{number}.out", folder / f"{number}.err"
         self.process: BaseProcess = CONTEXT.Process(target=_main, args=(
             self.arguments, dict(environment), list(sys.path), str(self.out), str(self.err)), daemon=True)
         self.process.start()
@@ -51,21 +59,20 @@ def run_all(runs: Sequence[Run], seconds: float) -> list[subprocess.CompletedPro
 
 def start() -> None:
     """Starts the process that scripts are forked from, where there is none."""
-    usual = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch's libraries are loaded
-    try:
-        CONTEXT.set_forkserver_preload(["forked_preload"])
+    # the first is read when torch's libraries are loaded; what is loaded is found by the second before Python 3.13
+    its = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in its.items():
+            patch.setenv(name, value)
+        CONTEXT.set_forkserver_preload([PRELOAD])
         forkserver.ensure_running()
-    finally:
-        if usual is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = usual
 
 
 def _main(arguments: list[str], environment: dict[str, str], path: list[str], out: str, err: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    os.chdir(Path(__file__).parent.parent)
     sys.path[:] = [str(Path(arguments[0]).parent), *path]
     sys.argv = arguments
     for number, name in ((1, out), (2, err)):
@@ -74,4 +81,5 @@ def _main(arguments: list[str], environment: dict[str, str], path: list[str], ou
         os.close(file)
     # pytest gives processes other streams
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    assert PRELOAD in sys.modules  # where it cannot be imported, the standard library goes on without
     runpy.run_path(arguments[0], run_name="__main__")

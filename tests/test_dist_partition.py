@@ -14,9 +14,13 @@ from anyshape.dist.mesh import mesh_of
 from anyshape.dist.ragged import Needs, needs_of
 from anyshape.dist.sharding import sharding_of
 from anyshape.dist.strategies import partitioned, strategy_of
+from anyshape.frontend.train_step.batch_sizes import shared_sizes
+from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph
+from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.collective import COLLECTIVES
+from anyshape.sym.expr import symbol
 from dist_model import Captured, Llama, capture, worst_difference
 
 SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks without rows
@@ -83,7 +87,7 @@ def test_nothing_is_gathered_for_the_tape() -> None:
 
 
 def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
-    # one is there twice: the backward computes the mean of its norm again
+    # of a norm's backward the sum that goes with its mean is added up beside its gradient, in one message
     assert check(llama(), "tp", 2) == {"all_reduce": 24}
 
 
@@ -96,12 +100,13 @@ def test_ulysses_exchanges_heads_for_positions_around_attention_alone() -> None:
     captured = llama(layers=1)
     forward, backward = 3 + 1, 2 + 3  # q, k, v, and the result; gradient and products, and the gradients of q, k, v
     weights = len(captured.roles.weights)
-    assert check(captured, "ulysses", 2) == {"all_to_all": forward + backward, "all_reduce": weights + 1}
+    # and the loss, and the count of its tokens
+    assert check(captured, "ulysses", 2) == {"all_to_all": forward + backward, "all_reduce": weights + 2}
 
 
 def test_ring_attention_leaves_positions_where_they_are() -> None:
     captured = llama(layers=1)
-    wanted = {"ring_attention": 1, "ring_attention_backward": 1, "all_reduce": len(captured.roles.weights) + 1}
+    wanted = {"ring_attention": 1, "ring_attention_backward": 1, "all_reduce": len(captured.roles.weights) + 2}
     assert check(captured, "ring", 3) == wanted  # three ranks, which do not divide lengths or heads
 
 
@@ -165,3 +170,26 @@ def test_buckets_of_zero1_are_one_message_each_way() -> None:
 def test_every_strategy(given: Any, tied: bool, clip: float | None) -> None:
     for world in (2, 3, 4) if isinstance(given, str) else (4,):
         check(llama(tied=tied, clip_norm=clip), given, world)
+
+
+def batch_graph(*, compared: bool = True) -> Graph:
+    """Scores of tokens [b, n], looked up at labels [c, m] and at others [d, p]; `compared`: as many as there are."""
+    builder = Builder("loss")
+    b, n, c, m, d, p = (symbol(builder.input(name, SizeType()).name) for name in "bncmdp")
+    builder.input("tokens", TensorType("i64", (b, n)))
+    scores = builder.input("scores", TensorType("f32", (b * n, 8)))
+    found = []
+    for name, shape in (("labels", (c, m)), ("others", (d, p))):
+        value = builder.input(name, TensorType("i64", shape))
+        index = builder.op("reshape", value, shape=(shape[0] * shape[1], 1))
+        one = builder.op("gather", scores, index, dim=1)
+        found.append(builder.op("slice", one, dim=0, start=0, count=b * n, step=1) if compared else one)
+    return builder.finish(tuple(found))
+
+
+def test_sizes_of_a_batch_that_are_compared_are_one() -> None:
+    batch = ("tokens", "labels", "others")
+    assert shared_sizes(batch_graph(), batch) == {"c": "b", "m": "n", "d": "b", "p": "n"}
+    assert shared_sizes(batch_graph(), ("tokens", "labels")) == {"c": "b", "m": "n"}
+    assert shared_sizes(batch_graph(), ("tokens",)) == {}
+    assert shared_sizes(batch_graph(compared=False), batch) == {}  # it says only that labels are no more than scores

@@ -24,8 +24,6 @@ def test_wrapped_models_compile() -> None:
     for rank in found:
         lines = [text.splitlines() for text in rank["steps"]["refused"]]
         assert [len(one) for one in lines] == [3, 3, 3]
-        cut = rank["cut"]
-        assert cut["worst"] < 1e-5 and cut["programs"] == 0 and cut["eager_calls"] > 0 and cut["said"] > 0
         for words, one in zip(("sharded already", "DTensors", "more than add up"), lines, strict=True):
             assert words in one[0] and "strategy=" in one[2]
 

@@ -1,6 +1,7 @@
 """The native encoder of a plan's words: bit by bit those of the Python encoders, at random sizes and strides."""
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from array import array
@@ -11,25 +12,26 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
 from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
-from anyshape.backend.cpu.bytecode.encode_direct_conv import direct_conv_words
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     PACKED,
     Area,
     Fixed,
     bits,
-    copy_words,
+    finished,
     has,
     matmul_words,
     native,
+    series,
 )
 from anyshape.backend.cpu.bytecode.plan_template import PlanTemplate, kind_words
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
-from anyshape.backend.targets import host_routines
+from anyshape.backend.cpu.native_routines import routines_of
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import roles, wide
+from reference_words import copy_words, direct_conv_words, joined
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 31, 32, 33, 63, 64, 65, 100, 128, 129, 255, 256, 257, 700, 705, 1024,
          2100, 5000, 40_000)
@@ -110,12 +112,13 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 def filled(kind: int, body: list[int | str], windows: list[Area], patched: bool, products: Fixed,
            kinds: dict[str, array[int]]) -> list[int]:
     """The words of one step and the end. body: of its piece, without the windows."""
-    names, values = template.Names(), []
+    names = template.Names()
+    values: list[int] = []
     for one in windows:
         body = [*body, *window(names, values, one, patched)]
     words = int64_array(template.piece(names, kind, body))
     return PlanTemplate(words, 1, template.most_words(kind, body) + 1, kinds, products,
-                        host_routines().fill)(values).tolist()
+                        routines_of(None).fill)(values).tolist()
 
 
 @pytest.mark.parametrize("dtype", ("f32", "f64", "bf16", "f16"))
@@ -229,3 +232,41 @@ def test_direct_convolutions_have_the_words_of_the_python_encoder() -> None:
         assert found == [*expected, host.END], (spec, areas)
         ends.add(found[0])
     assert ends == {host.CALL, host.DIRECT_CONV, host.END}
+
+
+def test_products_and_kernels_in_one_step_have_the_words_of_the_python_encoder() -> None:
+    draw, seen = random.Random(4), set()
+    products = Fixed(MACHINES[0], True)
+    kind = kind_words(0, "f32", products)
+    for case in range(400):
+        names, capacity, parts, expected = template.Names(), 1, [], []
+        rows, inner = draw.choice((0, 1, 64, 200, 200, 200)), draw.choice((16, 128, 512))
+        a = Area(3, 0, 4, (rows, inner), (inner, 1))
+        for number in range(draw.randint(0, 3)):
+            columns = draw.choice((1, 64, 512))
+            b, c = Area(4 + number, 0, 4, (inner, columns), (columns, 1)), Area(9, 0, 4, (rows, columns), (columns, 1))
+            body: list[int | str] = [kind.buffer_info()[0], number, bits(1.0, "f"), 0, 0, 1, 0]
+            for one in (a, b, c):
+                body += window(names, [], one, False)
+            capacity += template.most_words(template.PRODUCT, body)
+            parts.append(template.piece(names, template.PRODUCT, body))
+            expected.append(matmul_words(number, "f32", a, b, c, None, 1.0, 0.0, products) or [])
+        kernels = [[host.KERNEL, 12, 20 + k, *range(9)] for k in range(draw.randint(1, 3))]
+        no_regime = draw.random() < 0.1
+        pieces = [template.piece(names, template.WORDS, kernel) for kernel in kernels]
+        if no_regime:
+            kernels.append([host.NO_REGIME, 30])
+            names.of("v0")
+            pieces.append(template.piece(names, template.REGIMES, [30, 1, 1, 0, *template.piece(
+                names, template.WORDS, [host.KERNEL, 3, 30])]))
+        words = [word for kernel in kernels for word in kernel]
+        first = joined(expected) if len(expected) > 1 else [*itertools.chain(*expected)]
+        wanted = finished(first, 20, words) if parts else series(20, words)
+        if len(parts) > 1:
+            parts = [template.piece(names, template.JOINED, [len(parts), *itertools.chain(*parts)])]
+        whole = int64_array(template.piece(names, template.FINISHED, [
+            20, len(parts), len(pieces), *itertools.chain(*parts), *itertools.chain(*pieces)]))
+        found = PlanTemplate(whole, 1, capacity + len(words) + 4, {"f32": kind}, products, routines_of(None).fill)([-1])
+        assert found.tolist() == [*wanted, host.END], case
+        seen.add((found[0], len(expected)))
+    assert {(host.SERIES, count) for count in range(4)} <= seen

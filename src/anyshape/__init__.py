@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from anyshape.frontend.train_step_api import TrainStep
 
 __all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo",
-           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy", "train_step"]
+           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy",
+           "train_step"]
 
 
 _LEFT_OUT: Any = object()

@@ -31,6 +31,18 @@ class InputError(AnyShapeError):
     """The caller's arguments do not fit the compiled program (dtype, rank, device, number, size)."""
 
 
+class InputTypeError(InputError, TypeError):
+    """The same, where eager PyTorch raises a TypeError."""
+
+
+class InputValueError(InputError, ValueError):
+    """The same, where eager PyTorch raises a ValueError."""
+
+
+class InputIndexError(InputError, IndexError):
+    """The same, where eager PyTorch raises an IndexError."""
+
+
 class LimitError(AnyShapeError, MemoryError):
     """A call cannot be done within the limit in bytes that was set; nothing of it has run.
 

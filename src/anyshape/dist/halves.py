@@ -5,20 +5,20 @@
          backward(tape, w)     l = all_reduce; g = reduce_scatter(backward(h, w)); w <- update(w, g); returns l
 
 So a rank's step goes the road of one process's: the two share memory, and what is saved may be computed again or moved
-out under a limit in bytes. What is made of weights alone by gathers, views and casts is not saved: it is gathered again,
-and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). Results that nothing of the
+out under a limit in bytes. What is made of weights alone by gathers, views and casts is not saved: it is gathered
+again, and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). Results that nothing of the
 forward waits for but that are combined over ranks come in the second half, where they travel with the gradients. All
 writes are done there.
 """
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.ops.collective import COLLECTIVES, Parts, parts_of
+from anyshape.ops.collective import COLLECTIVES, parts_of
 
 AGAIN = ("all_gather", "cast")  # beside views
 AHEAD_BYTES = 8 << 20  # of weights that are gathered before a value that they may have to make again is read
@@ -114,6 +114,8 @@ class _Cut:
                     yield from chain(one)
                 yield from chain(value)
             yield node
+        for _, value in self.graph.writes:
+            yield from chain(value)
 
     def read_again(self) -> set[str]:
         """What the second half reads of what is made of weights alone."""
@@ -206,8 +208,8 @@ def gathered_first(graph: Graph, data: Collection[str]) -> Graph:
             nodes.append(node)
             continue
         (one,) = parts_of(node)
-        own = Parts(dims[one.dim], one.outer, one.n, one.inner, one.count).attr()
-        key = operand.name, node.attr("axis"), own
+        own = replace(one, dim=dims[one.dim])
+        key = operand.name, node.attr("axis"), own.attr()
         if key not in known and dims == tuple(range(len(dims))):
             nodes.append(node)
             known[key] = node.output
@@ -218,8 +220,8 @@ def gathered_first(graph: Graph, data: Collection[str]) -> Graph:
                 name += "_"
             names.add(name)
             kind = operand.tensor
-            whole = Value(name, TensorType(kind.dtype, Parts(*own).whole(kind.shape), None, kind.device))
-            attrs = tuple((name, (own,) if name == "parts" else value) for name, value in node.attrs)
+            whole = Value(name, TensorType(kind.dtype, own.whole(kind.shape), None, kind.device))
+            attrs = tuple((name, (own.attr(),) if name == "parts" else value) for name, value in node.attrs)
             nodes.append(Node("all_gather", (operand,), attrs, (whole,), node.where))
             known[key] = whole
         nodes.append(Node("permute", (known[key],), (("dims", dims),), node.outputs, node.where))

@@ -29,7 +29,8 @@ from anyshape.backend.interface import ObjectCache, PythonSteps
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
 WORD = ctypes.c_int64
-HOST = ("run_plan", "measure", "search", "neighbours", "fill_template")  # what is called of the module "host"
+# what is called of the module "host"
+HOST = ("run_plan", "measure", "search", "neighbours", "live_peak", "fill_template")
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
 FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
             (softmax_rows.emit_attention, softmax_rows.routines()),
@@ -66,6 +67,7 @@ class NativeRoutines:
         self._search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
                                         *[ctypes.c_void_p] * 3)(address["search"])
         self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
+        self._live_peak = ctypes.CFUNCTYPE(WORD, WORD, ctypes.c_void_p, WORD, ctypes.c_void_p)(address["live_peak"])
         self.load = (WORD * 3)()  # of the machine: backend/cpu/routines/threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
@@ -145,6 +147,11 @@ class NativeRoutines:
         address = _address(columns)
         return int(self._neighbours(count, fixed, _address(order), address + 8 * count, address + 16 * count,
                                     _address(starts), None if near is None else _address(near)))
+
+    def live_peak(self, columns: array[int], count: int, steps: int) -> int:
+        """See `HostRoutines`."""
+        changes = array("q", bytes(8 * (steps + 2)))
+        return int(self._live_peak(count, _address(columns), steps, _address(changes)))
 
     @property
     def budget_search(self) -> _BudgetSearch:

@@ -43,8 +43,6 @@ from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.versions import api
 
 NOT_WITH_THIS = "nothing can be compiled with this version of torch"
-BUCKETS = "torch.compile cuts graphs under DistributedDataParallel at its buckets, and compiles the parts before a call"
-WITHOUT_BUCKETS = "anyshape.compile the DistributedDataParallel, or set torch._dynamo.config.optimize_ddp = False"
 WITH = "install a version of torch that AnyShape is tested with (see README)"
 
 
@@ -80,8 +78,6 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
     if any(api.is_fake(value) for value in example_inputs):
-        if internals.cuts_at_buckets():
-            return _as_pytorch(gm, compilation, BUCKETS, WITHOUT_BUCKETS)
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)

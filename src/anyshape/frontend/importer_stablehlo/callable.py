@@ -113,7 +113,8 @@ class CompiledSplit:
 class StablehloCallable:
     """A compiled StableHLO module, called with its arguments in order.
 
-    arguments: labels and types of the module's arguments. results: the types of its results.
+    arguments: labels and types of the module's arguments. results: the types of its results; labels: their
+    names, where it says some.
 
     A call returns the result, or a tuple of several, of the kind of its first array: numpy's, torch's, JAX's or
     TensorFlow's; dtypes are those of the module.
@@ -131,6 +132,7 @@ class StablehloCallable:
         labels = main.labels or main.names
         self.arguments = tuple((label or f"argument {place}", kind)
                                for place, (label, kind) in enumerate(zip(labels, main.body.types, strict=True)))
+        self.labels = main.results
         self.results = result_types(module)
         self.run: CompiledPart | CompiledSplit
         try:

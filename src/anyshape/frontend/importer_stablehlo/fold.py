@@ -305,6 +305,42 @@ def iota(c: Call) -> Any:
     return made(np.broadcast_to(line, c.shape).astype(numpy_dtype(c.dtype)), c.dtype)
 
 
+@folds("gather")
+def gather(c: Call) -> Any:
+    """Of a line, as TensorFlow takes sizes of a shape."""
+    line, places, how = *c.inputs, c.attr("dimension_numbers")
+    if len(line.shape) != 1 or how["offset_dims"] or how["collapsed_slice_dims"] != (0,):
+        return None
+    index = numbers_in(places).astype(np.int64)
+    if how["index_vector_dim"] < index.ndim:
+        index = index.squeeze(how["index_vector_dim"])
+    return made(line.array[np.clip(index, 0, line.shape[0] - 1)], c.dtype) if line.shape[0] else None
+
+
+def numbers_in(one: Known) -> np.ndarray:
+    """The array of a Known without formulas."""
+    if one.array.dtype == object:
+        raise Unknown
+    return one.array
+
+
+def _absorbing(name: str, answer: bool) -> None:
+    """false and x, true or x: whatever x is."""
+    plain = FOLDS[f"stablehlo.{name}"]
+
+    def rule(c: Call) -> Any:
+        for one in c.inputs:
+            if c.dtype == "bool" and isinstance(one, Known) and one.shape == () and one.array.dtype != object and bool(
+                    one.array) is answer:
+                return one
+        return plain(c)
+    FOLDS[f"stablehlo.{name}"] = rule
+
+
+_absorbing("and", False)
+_absorbing("or", True)
+
+
 @folds("reverse")
 def reverse(c: Call) -> Any:
     return Known(np.flip(c.inputs[0].array, c.attr("dimensions")), c.dtype)

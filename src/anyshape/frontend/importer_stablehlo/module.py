@@ -4,7 +4,7 @@ Names of dtypes are ours (ir/types.py) where we have the dtype; c64 and c128 are
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,3 +73,11 @@ class Module:
     """A module: functions by name, with "main" among them."""
 
     functions: Mapping[str, Function]
+
+
+def operations(block: Block) -> Iterator[Operation]:
+    """All operations of a block, those inside of others too."""
+    for one in block.operations:
+        yield one
+        for region in one.regions:
+            yield from operations(region)

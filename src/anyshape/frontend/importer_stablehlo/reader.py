@@ -203,6 +203,9 @@ def type_of(kind: Any) -> Type:
         tensor = ir.RankedTensorType(kind)
         dtype = ELEMENTS[str(tensor.element_type)]
     except (ValueError, KeyError) as error:
+        if "string" in text:
+            raise Unsupported("the module holds texts", where=f"anyshape.compile_stablehlo: {text}",
+                              why="programs compute numbers", do="leave the part with texts outside") from error
         raise Unsupported(f"the type {text} is not carried", where="anyshape.compile_stablehlo",
                           why="elements are whole numbers of 8 to 64 bits, floats of 16 to 64, complex and bool",
                           do="export the module with those") from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from anyshape.base.errors import InputError
 from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type
 
+CONSTANTS = ("stablehlo.constant", "arith.constant", "shape.const_shape", "shape.const_size")
 MOST_OPERATIONS = 400_000  # after inlining
 
 
@@ -104,7 +105,7 @@ def _split(block: Block, seen: Sequence[tuple[str, Type]], constants: Mapping[st
     there; each piece has its own."""
     types = dict(zip(block.arguments, block.types, strict=True)) | dict(seen)
     takes = (*block.arguments, *(name for name, _ in seen))
-    own = {one.outputs[0]: one for one in block.operations if one.name == "stablehlo.constant"}
+    own = {one.outputs[0]: one for one in block.operations if one.name in CONSTANTS}
     constants = {**constants, **own}
     groups: list[list[Operation] | Operation] = [[]]
     for one in block.operations:

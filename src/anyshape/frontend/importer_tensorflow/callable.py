@@ -9,32 +9,67 @@ from typing import Any
 from anyshape.artifact.save import Deployable
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
-from anyshape.frontend.importer_stablehlo.module import Module
+from anyshape.frontend.importer_stablehlo.module import Module, operations
 from anyshape.frontend.importer_stablehlo.reader import read
-from anyshape.frontend.importer_tensorflow.convert import convert
-from anyshape.frontend.importer_tensorflow.source import Source, source_of
+from anyshape.frontend.importer_stablehlo.table import ROWS
+from anyshape.frontend.importer_tensorflow.convert import INSTEAD, WHERE, convert, left_over
+from anyshape.frontend.importer_tensorflow.graph_call import graph_call, in_graph
+from anyshape.frontend.importer_tensorflow.source import Source, misread, rewritten_source, source_of
 
 
 def compile_source(source: Any, signature: str, config: Config) -> TensorflowCallable:
     """Compiles what TensorFlow made; see `anyshape.compile_tensorflow`."""
     with tempfile.TemporaryDirectory(prefix="anyshape-tensorflow-") as scratch:
-        found = source_of(source, signature, Path(scratch) / "model")
-        module = read(convert(found.folder, found.signature, "serve"))
+        made, found = module_of(source, signature, Path(scratch))
+    module = read(made)
     return TensorflowCallable(found, StablehloCallable(module, config), _signature(found, module))
+
+
+def module_of(source: Any, signature: str, scratch: Path) -> tuple[bytes, Source]:
+    """A module of StableHLO, and how calls of it look. scratch: an empty folder.
+
+    Raises:
+        InputError: the source is none. Unsupported: the converter refuses.
+    """
+    found = source_of(source, signature, scratch / "model")
+    try:
+        if not misread(found):
+            return _converted(found), found
+    except Unsupported:  # the converter's, or of an operation that it left as it is
+        pass
+    found = rewritten_source(found, scratch / "rewritten")
+    return _converted(found), found
+
+
+def _converted(source: Source) -> bytes:
+    """The module of a source, in which no operation of TensorFlow is left but those that are carried."""
+    made = convert(source.folder, source.signature, "serve")
+    try:
+        module = read(made)
+    except InputError as error:
+        raise left_over(made) from error
+    left = next((one for function in module.functions.values() for one in operations(function.body)
+                 if one.name.startswith("tf.") and one.name not in ROWS), None)
+    if left is not None:
+        raise Unsupported(f"TensorFlow's converter has no StableHLO for {left.name[3:]}", where=f"{WHERE}: {left}",
+                          why="it carries it for some sizes only, or not at all", do=INSTEAD)
+    return made
 
 
 def _signature(source: Source, module: Module) -> Signature:
     """How a call looks. The module's arguments and results are in an order of the converter's."""
     main = module.functions["main"]
-    arguments = list(source.arguments or sorted(main.labels))
-    results = list(source.results or sorted(main.results))
+    taken, given = source.keys
+    arguments = list(source.arguments or sorted(taken or main.labels))
+    results = list(source.results or sorted(given or main.results))
     names = source.names or tuple(arguments)
-    inputs = tuple(InputSpec(name, "array", main.labels.index(key)) for name, key in zip(names, arguments, strict=True))
-    places = [main.results.index(key) for key in results]
+    inputs = tuple(InputSpec(name, "array", main.labels.index(taken.get(key, key)))
+                   for name, key in zip(names, arguments, strict=True))
+    places = [main.results.index(given.get(key, key)) for key in results]
     if source.arguments is None:
         return Signature(inputs, ["tuple", []], ["dict", [[name, k] for k, name in enumerate(names)]],
                          ["dict", [[name, place] for name, place in zip(results, places, strict=True)]], {})
@@ -54,7 +89,7 @@ class TensorflowCallable:
     """A compiled function of TensorFlow, called as the function is; a signature of a SavedModel by its names.
 
     Arguments are arrays of TensorFlow, numpy, torch or JAX, and results of the kind of the first one; dtypes are those
-    of the function.
+    of the function. Inside of a `tf.function` a call is one operation of its graph, without a gradient.
 
     Raises (when called):
         InputError: other nesting, dtypes, ranks or sizes than those of the function; nothing has run then.
@@ -73,6 +108,8 @@ class TensorflowCallable:
                 raise InputError(f"{one.name} is None", where=self.name, why="the function takes an array there",
                                  do="pass one")
             values[one.position] = value
+        if in_graph(values):
+            return self.signature.nested(graph_call(self.program.results_of, values, self.program.results, self.name))
         return self.signature.nested(self.program.results_of(values))
 
     def deployable(self) -> Deployable:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -39,8 +38,7 @@ def convert(folder: str | Path, signature: str, tag: str) -> bytes:
         process = [sys.executable, "-P", str(Path(__file__).with_name("convert_process.py")), spec.origin, str(folder),
                    signature, tag, str(output)]
         try:
-            done = subprocess.run(process, capture_output=True, timeout=MOST_SECONDS, check=False,
-                                  env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"})
+            done = subprocess.run(process, capture_output=True, timeout=MOST_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
             raise Refused("TensorFlow's converter does not end", where=WHERE, why=f"it ran for {MOST_SECONDS} s",
                           do=INSTEAD) from error
@@ -63,3 +61,13 @@ def refused(said: str) -> Refused:
     what = f"TensorFlow's converter has no StableHLO for {names[0]}" if names else \
         "TensorFlow's converter cannot write the model as StableHLO"
     return Refused(what, where=f"{WHERE}: {place[1].rstrip(':')}" if place else WHERE, why=reason, do=INSTEAD)
+
+
+def left_over(module: bytes) -> Refused:
+    """The error for a module that cannot be read: operations of TensorFlow's with attributes that only TensorFlow
+    knows. Their names are in the bytecode's table of operations, which stands before all other names."""
+    table = module[:module.find(b"tf_saved_model.index_path")]
+    names = re.findall(rb"\x00([A-Z][A-Za-z0-9]{2,})(?=\x00)", table)
+    found = ", ".join(dict.fromkeys(one.decode() for one in names)) or "some of TensorFlow's operations"
+    return Refused(f"TensorFlow's converter has no StableHLO for {found}", where=WHERE, do=INSTEAD,
+                   why="it leaves them as they are")

@@ -5,8 +5,8 @@ arguments and results are nested is kept beside it (artifact/signature.py).
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ TAKES = "it takes the folder of a SavedModel, a .keras file, a Keras model, or a
 class Source:
     """A SavedModel. name: for messages. signature: of the SavedModel. arguments, results: keys of the signature in the
     order of leaves; None: by name. names: of the arguments. args, kwargs, gives: trees of leaves. concrete: what was
-    traced; None of a folder."""
+    traced; None of a folder. keys: name -> what the saved function calls it, of arguments and of results."""
 
     folder: Path
     name: str
@@ -37,6 +37,7 @@ class Source:
     kwargs: Tree = None
     gives: Tree = None
     concrete: Any = None
+    keys: tuple[Mapping[str, str], Mapping[str, str]] = field(default_factory=lambda: ({}, {}))
 
 
 def source_of(source: Any, signature: str, scratch: Path) -> Source:
@@ -85,7 +86,13 @@ def _of_keras(model: Any) -> Any:
                          why="it is made of a class of its own, or has not been built",
                          do="pass a tf.function with an input_signature that calls it")
     specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype, one.name), inputs)
-    return tf.function(lambda arguments: model(arguments, training=False)).get_concrete_function(specs)
+    function = tf.function(lambda arguments: model(arguments, training=False), autograph=False)
+    try:
+        return function.get_concrete_function(specs)
+    except (NotImplementedError, TypeError, ValueError) as error:  # of which TensorFlow's own are
+        raise Unsupported(f"the Keras model {model.name} cannot be traced with sizes left open", where=WHERE,
+                          why=str(error).strip().splitlines()[0][:200],
+                          do="give its Input the sizes that the layer needs, or use its JAX backend") from error
 
 
 def _concrete(function: Any) -> Any:
@@ -112,29 +119,82 @@ def _of_function(concrete: Any, name: str, scratch: Path) -> Source:
     if not results:
         raise Unsupported("the function gives nothing", where=f"{WHERE}: {name}", why="it has no results",
                           do="return what it computes")
-    keys = tuple(f"a{place:04}" for place in range(len(leaves)))
-    specs = [tf.TensorSpec(one.shape, one.dtype, key) for one, key in zip(leaves, keys, strict=True)]
-
-    def line(*values: Any) -> dict[str, Any]:
+    def line(*values: Any) -> list[Any]:
         given = iter(values)
         filled = tf.nest.map_structure(lambda one: next(given) if isinstance(one, tf.TypeSpec) else one, (args, kwargs))
-        found = concrete(*filled[0], **filled[1])
-        return {f"r{place:04}": tf.identity(one) for place, one in enumerate(tf.nest.flatten(found))}
+        return tf.nest.flatten(concrete(*filled[0], **filled[1]))  # type: ignore[no-any-return]
 
-    module = tf.Module()
-    module.variables_of_it = list(concrete.graph.variables)
-    module.line = tf.function(line, input_signature=specs)
-    try:
-        tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.line})
-    except (AssertionError, ValueError, TypeError) as error:
-        raise Unsupported("the function cannot be saved", where=f"{WHERE}: {name}",
-                          why=str(error).strip().splitlines()[0][:300],
-                          do="save the model with tf.saved_model.save, and pass its folder") from error
+    keys, outputs = _saved(line, leaves, concrete.graph.variables, name, scratch)
     count, number = iter(range(len(leaves))), iter(range(len(results)))
     names = _names(leaves)
-    return Source(scratch, name, "serving_default", keys, tuple(f"r{k:04}" for k in range(len(results))), names,
+    return Source(scratch, name, "serving_default", keys, outputs[:len(results)], names,
                   _tree(args, count, name), _tree(kwargs, count, name),
                   _tree(concrete.structured_outputs, number, name), concrete)
+
+
+def _saved(line: Any, leaves: Sequence[Any], variables: Sequence[Any], name: str, scratch: Path
+           ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Saves a function of tensors in a line; the keys of its arguments and results in the signature."""
+    keys = tuple(f"a{place:04}" for place in range(len(leaves)))
+    specs = [tf.TensorSpec(one.shape, one.dtype, key) for one, key in zip(leaves, keys, strict=True)]
+    outputs: list[str] = []
+
+    def named(*values: Any) -> dict[str, Any]:
+        found = {f"r{place:04}": tf.identity(one) for place, one in enumerate(line(*values))}
+        outputs[:] = found
+        return found
+
+    module = tf.Module()
+    module.variables_of_it = list(variables)
+    module.line = tf.function(named, input_signature=specs, autograph=False)
+    try:
+        tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.line})
+    except (AssertionError, NotImplementedError, ValueError, TypeError) as error:
+        raise Unsupported("the function cannot be saved", where=f"{WHERE}: {name}",
+                          why=str(error).strip().splitlines()[-1][:300],
+                          do="write this part otherwise, or run it where it comes from") from error
+    return keys, tuple(outputs)
+
+
+def rewritten_source(source: Source, scratch: Path) -> Source:
+    """The same with operations that the converter lacks written with others (replay.py).
+
+    Raises:
+        Unsupported: there is none.
+    """
+    concrete = _concrete_of(source)
+    from anyshape.frontend.importer_tensorflow.replay import rewritten
+    line, inputs = rewritten(concrete)
+    keys, outputs = _saved(line, inputs, (), source.name, scratch)
+    if source.arguments is None:
+        arguments, results = _keys_of(concrete)
+        names = dict(zip(arguments, keys, strict=True)), dict(zip(results, outputs, strict=True))
+        return replace(source, folder=scratch, signature="serving_default", keys=names)
+    return replace(source, folder=scratch, signature="serving_default", concrete=concrete)
+
+
+def misread(source: Source) -> bool:
+    """Whether the converter would carry an operation wrongly: padding SAME of pooling, where sizes are open."""
+    graph = _concrete_of(source).graph.as_graph_def()
+    nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+    return any(node.op in ("MaxPool", "AvgPool") and node.attr["padding"].s == b"SAME" for node in nodes)
+
+
+def _concrete_of(source: Source) -> Any:
+    if source.concrete is not None:
+        return source.concrete
+    try:
+        return tf.saved_model.load(str(source.folder)).signatures[source.signature]
+    except (KeyError, OSError, ValueError) as error:
+        raise InputError(f"the SavedModel has no signature {source.signature} that can be read", where=WHERE,
+                         why=str(error).strip().splitlines()[0][:200] or type(error).__name__,
+                         do="name one of its signatures: signature=") from error
+
+
+def _keys_of(concrete: Any) -> tuple[list[str], list[str]]:
+    """Names of a signature's arguments and results, in the order of its tensors."""
+    return [one.name for one in tf.nest.flatten(concrete.structured_input_signature)], sorted(
+        concrete.structured_outputs)
 
 
 def _names(leaves: Sequence[Any]) -> tuple[str, ...]:
@@ -152,7 +212,8 @@ def _tree(value: Any, leaves: Any, name: str) -> Tree:
     if type(value) is dict:
         found = {key: _tree(value[key], leaves, name) for key in sorted(value)}  # as tf.nest has them in order
         return ["dict", [[key, found[key]] for key in value]]
-    if type(value) in (tuple, list) or type(value).__name__ in ("ListWrapper", "_TupleWrapper"):
+    named = isinstance(value, tuple) and hasattr(value, "_fields")  # becomes a plain tuple
+    if named or type(value) in (tuple, list) or type(value).__name__ in ("ListWrapper", "_TupleWrapper"):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return [kind, [_tree(one, leaves, name) for one in value]]
     raise Unsupported(f"the function takes or gives a {type(value).__name__}", where=f"{WHERE}: {name}",

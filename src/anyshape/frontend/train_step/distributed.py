@@ -341,11 +341,9 @@ class DistributedProgram:
         if not any(least):
             return None
         most = max(range(len(least)), key=least.__getitem__)
-        why = said(mesh, "" if own is None else f"{own.what}: {own.why}")[most]
-        return LimitError(f"the step does not run within the limit of rank {most}", where=f"{mesh.mesh}, before the "
-                          "step: no rank has run any of it", why=why, do=f"set memory_limit to {least[most]} "
-                          f"({least[most] / 1e6:.1f} MB) or more on all ranks, or call with smaller sizes",
-                          least=least[most])
+        do, _, why = said(mesh, "" if own is None else f"{own.do}\n{own.what}: {own.why}")[most].partition("\n")
+        return LimitError(f"the step does not run within the limit of rank {most}", why=why, do=f"on all ranks, {do}",
+                          where=f"{mesh.mesh}, before the step: no rank has run any of it", least=least[most])
 
     def _given(self, inputs: Sequence[Any]) -> list[Any]:
         """What this rank's program takes: its parts of tensors, and sizes, which ranks tell each other."""

@@ -168,8 +168,8 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
 
 def joined(step: GraphModule, halves: StepHalves) -> GraphModule:
     """The halves of `step` as one graph, one after the other, with what the backward computes again twice; the first
-    node of the backward is marked as BORDER. A partitioner over ranks takes it, and a rank's part is cut in halves again
-    (dist/halves.py): so what is saved is chosen as for one process."""
+    node of the backward is marked as BORDER. A partitioner over ranks takes it, and a rank's part is cut in halves
+    again (dist/halves.py): so what is saved is chosen as for one process."""
     graph = Graph()
     made: dict[str, Node] = {}
     for node in step.graph.nodes:

@@ -23,7 +23,7 @@ from anyshape.backend.cpu.bytecode.template import (
     Kind,
     Window,
 )
-from anyshape.backend.cpu.native.compiler import Array, Struct, i64, maximum, minimum, new, words_of
+from anyshape.backend.cpu.native.compiler import Array, Struct, fill_zero, i64, maximum, minimum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import ask, encode_call, next_window, rounded
 
 COUNT = len(OPERANDS)
@@ -51,19 +51,8 @@ def encode_attention(piece: AttentionPiece, out: Array[i64]) -> int:
             return half
     if heads == 0 or groups == 0 or depth == 0 or maximum(rows, maximum(columns, depth)) >= LARGEST:
         return encode_call(piece.number, out)
-    window = queries
-    for role in range(COUNT):
-        operand = step.operands[role]
-        if piece.there[role]:
-            if not take_operand(operand, role, window, columns):
-                return encode_call(piece.number, out)
-            window = next_window(window)
-        else:
-            operand.place.slot = -1
-            operand.place.bytes = 0
-            operand.batch = 0
-            operand.head = 0
-            operand.row = 0
+    if not take_operands(piece, step, columns):
+        return encode_call(piece.number, out)
     most = HALF_ROWS if half else ROWS
     tile = minimum(most, SCORES // (piece.wide * maximum(columns, 1)))
     tile = minimum(tile, columns // CAUSAL_TILES if piece.causal else most)
@@ -99,6 +88,21 @@ def encode_attention(piece: AttentionPiece, out: Array[i64]) -> int:
     step.spread = kind.thin[2 * THIN_COUNTS + rows] if few else 0
     place_panels(kind, step, half)
     return ATTENTION_WORDS
+
+
+def take_operands(piece: AttentionPiece, step: AttentionStep, columns: int) -> int:
+    """Where the operands are; those that are not there have the slot -1. 0 when the host cannot take their strides."""
+    window = Window(piece.windows)
+    for role in range(COUNT):
+        operand = step.operands[role]
+        if piece.there[role]:
+            if not take_operand(operand, role, window, columns):
+                return 0
+            window = next_window(window)
+        else:
+            fill_zero(operand, size_of(Operand))
+            operand.place.slot = -1
+    return 1
 
 
 def take_operand(operand: Operand, role: int, window: Window, columns: int) -> int:

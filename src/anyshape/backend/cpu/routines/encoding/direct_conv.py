@@ -1,14 +1,19 @@
 """Native bytecode encoder of direct convolutions, channels last: the words that the host reads
-(backend/cpu/routines/convolution/direct_conv.py), or a call of PyTorch."""
+(backend/cpu/routines/convolution/direct_conv.py), or a call of PyTorch.
+
+    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O], factors [O], shifts [O], addend)
+        -->  DIRECT_CONV, ..., slots and bytes, sizes, lines of a band, and where scratch is
+"""
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.encode_direct_conv import BAND, POSITIONS
 from anyshape.backend.cpu.bytecode.format import CONV_LAST, DIRECT_CONV, DirectConvStep, Place
 from anyshape.backend.cpu.bytecode.template import DirectConvPiece, Window
 from anyshape.backend.cpu.native.compiler import Array, i64, maximum, minimum, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_call, next_window, rounded
 
 CONV_WORDS = words_of(DirectConvStep)
+BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while the panels of weights go by
+POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
 def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
@@ -32,23 +37,24 @@ def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
         weights_last = 1
         if not channels_last(weight):
             return encode_call(piece.number, out)
-    size_x = x.numbers[2]
     out_y = result.numbers[1]
     out_x = result.numbers[2]
     lanes = piece.lanes
     padded = piece.padding_y > 0 or piece.padding_x > 0
-    wide = 4 * channels * size_x
+    wide = 4 * channels * x.numbers[2]
     line = wide + 8 * channels * piece.padding_x
     reach = (kernel_y - 1) * piece.dilation_y + 1
     lines = minimum(out_y, minimum((BAND // line - reach) // piece.stride_y + 1, POSITIONS // out_x))
     lines = maximum(1, lines)
-    bands = (out_y + lines - 1) // lines
-    lines = (out_y + bands - 1) // bands  # bands of equal heights
+    step.bands = (out_y + lines - 1) // lines
+    lines = (out_y + step.bands - 1) // step.bands  # bands of equal heights
     step.op = DIRECT_CONV
     step.length = CONV_WORDS
     step.number = piece.number
+    step.kernel_y = kernel_y
+    step.kernel_x = kernel_x
     place_operands(piece, step, x)
-    step.least = piece.least
+    copy_settings(piece, step)
     step.images = x.numbers[0]
     step.channels = channels
     step.outs = outs
@@ -56,25 +62,12 @@ def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
     step.size_y = x.numbers[1]
     step.out_y = out_y
     step.out_x = out_x
-    step.kernel_y = kernel_y
-    step.kernel_x = kernel_x
-    step.stride_y = piece.stride_y
-    step.stride_x = piece.stride_x
-    step.padding_y = piece.padding_y
-    step.padding_x = piece.padding_x
-    step.dilation_y = piece.dilation_y
-    step.dilation_x = piece.dilation_x
     step.wide = wide
     step.line = line
     step.lines = lines
-    step.bands = bands
     step.band_lines = (lines - 1) * piece.stride_y + reach
     step.padded = padded
     step.weights_last = weights_last
-    step.lanes = lanes
-    step.grain = piece.grain
-    step.function = CONV_LAST
-    step.turn = piece.turn
     step.panels = (outs + 2 * lanes - 1) // (2 * lanes)
     step.panel_bytes = 4 * (rounded(taps, lanes) + 3) * 2 * lanes
     step.scales = 4 * (rounded(taps, lanes) + 1) * 2 * lanes
@@ -83,6 +76,22 @@ def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
     step.input = step.weights + step.panels * step.panel_bytes
     step.scratch = step.input + (step.band_lines * line if padded else 0)
     return CONV_WORDS
+
+
+def copy_settings(piece: DirectConvPiece, step: DirectConvStep) -> int:
+    """What does not depend on sizes."""
+    step.least = piece.least
+    step.stride_y = piece.stride_y
+    step.stride_x = piece.stride_x
+    step.padding_y = piece.padding_y
+    step.padding_x = piece.padding_x
+    step.dilation_y = piece.dilation_y
+    step.dilation_x = piece.dilation_x
+    step.lanes = piece.lanes
+    step.grain = piece.grain
+    step.function = CONV_LAST
+    step.turn = piece.turn
+    return 0
 
 
 def last_window(window: Window, count: int) -> Window:

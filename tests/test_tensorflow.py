@@ -1,0 +1,86 @@
+"""The door from TensorFlow, where it is installed: sources, kinds of results, graphs, files, what is refused."""
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+tf: Any = pytest.importorskip("tensorflow", reason="the extra `tensorflow` is not installed")
+
+import anyshape  # noqa: E402
+from anyshape.base.errors import InputError, Unsupported  # noqa: E402
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    made = tf.Module()
+    made.weight = tf.Variable(numbers(8, 4))
+    made.call = tf.function(lambda x, y: {"p": tf.matmul(x, made.weight) + y, "q": y * 2}, input_signature=[
+        tf.TensorSpec([None, 8], name="x"), tf.TensorSpec([None, 4], name="y")])
+    return made
+
+
+def test_a_function_gives_the_callers_kind_in_graphs_too(module: Any, tmp_path: Path) -> None:
+    fast = anyshape.compile_tensorflow(module.call)
+    for rows in (3, 1, 7):
+        x, y = numbers(rows, 8), numbers(rows, 4)
+        wanted = module.call(x, y)
+        found, kept = fast(x, y), fast(tf.constant(x), tf.constant(y))
+        for key in ("p", "q"):
+            assert isinstance(found[key], np.ndarray) and isinstance(kept[key], tf.Tensor)
+            np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(kept[key], wanted[key], rtol=1e-5, atol=1e-5)
+    around = tf.function(lambda x, y: fast(x, y)["p"] + 1, autograph=False)
+    np.testing.assert_allclose(around(x, y), wanted["p"] + 1, rtol=1e-5, atol=1e-5)
+    with anyshape.load(anyshape.save(fast, tmp_path / "f.any"), trust_native=True) as loaded:
+        np.testing.assert_allclose(loaded(x, y)["p"], wanted["p"], rtol=1e-5, atol=1e-5)
+
+    def gradient(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(fast(x, y)["p"])
+        return tape.gradient(total, x)
+
+    with pytest.raises(Unsupported, match="no gradient"):
+        tf.function(gradient, autograph=False)(tf.constant(x), tf.constant(y))
+
+
+def test_a_saved_model_is_called_by_names(module: Any, tmp_path: Path) -> None:
+    tf.saved_model.save(module, str(tmp_path / "m"), signatures=module.call)
+    fast = anyshape.compile_tensorflow(tmp_path / "m")
+    x, y = numbers(3, 8), numbers(3, 4)
+    np.testing.assert_allclose(fast(x=x, y=y)["p"], module.call(x, y)["p"], rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="no signature other"):
+        anyshape.compile_tensorflow(tmp_path / "m", signature="other")
+
+
+def test_a_keras_model_with_open_sizes() -> None:
+    import keras
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((None, None, 3)), layers.Conv2D(4, 3, strides=2, padding="same", activation="relu"),
+        layers.BatchNormalization(), layers.MaxPooling2D(3, 2, padding="same"), layers.GlobalAveragePooling2D(),
+        layers.Dense(3)])
+    fast = anyshape.compile_tensorflow(model)
+    for shape in ((1, 9, 12, 3), (2, 16, 7, 3)):
+        x = numbers(*shape)
+        np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", [3, "nowhere", tf.function(lambda x: x)])
+def test_what_is_no_model_is_refused(source: Any) -> None:
+    with pytest.raises(InputError):
+        anyshape.compile_tensorflow(source)
+
+
+def test_texts_are_refused() -> None:
+    with pytest.raises(Unsupported):
+        anyshape.compile_tensorflow(tf.function(tf.strings.length, input_signature=[tf.TensorSpec([None], tf.string)]))
