@@ -92,7 +92,7 @@ class StepWriter(FileSystemWriter):
                 raise
 
     def release(self) -> None:
-        """Others may save into the folder."""
+        """Others may save into the folder: when it is whole, or whoever waits for it knows that it will not be."""
         lock, self.lock = self.lock, None
         if lock is not None:
             os.close(lock)
@@ -127,6 +127,7 @@ class StepWriter(FileSystemWriter):
             gone = self.folder / f".{path.name}.part"
             path.rename(gone)  # it does not count any more, however much of it is still there
             shutil.rmtree(gone)
+        self.release()
 
     def abandon(self) -> None:
         """Removes what was written of one that cannot be finished."""

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,7 +87,6 @@ class Saver:
             if not wait:  # copies are made here: the step may change its tensors when this returns
                 self.last = dcp.async_save(  # type: ignore[assignment]
                     state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
-                self.last.add_done_callback(partial(_release, self.writer))
                 return
             try:
                 dcp.save(state, storage_writer=self.writer, planner=planner, process_group=self.group, no_dist=alone)
@@ -110,6 +108,8 @@ class Saver:
             last.result()
         except FAULTS as error:
             raise self._refusal(error, self.writer) from error
+        finally:
+            self.writer.release()
 
     def _refusal(self, error: BaseException, writer: StepWriter) -> AnyShapeError:
         rank, cause = cause_of(error)
@@ -132,11 +132,6 @@ class Saver:
         do = "let each step save into a folder of its own" if isinstance(cause, BlockingIOError) else \
             "free some space, or give another folder" if isinstance(cause, OSError) else "save again"
         return OutputError(what, where=where, why=f"{words}; {kept}", do=f"{do}; steps may go on")
-
-
-def _release(writer: StepWriter, _: Future[Any]) -> None:
-    writer.release()
-
 
 def others_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data of what the user passes.
