@@ -177,8 +177,9 @@ def table(found: dict[str, Any]) -> str:
                         for which in ("first", "later"))
         lines += [f"| train step of {compiled['model']} for {row['architecture']}: {first['kernels']:.0f} kernels in "
                   f"{first['versions']:.0f} versions planned and compiled, {compiled['cores']} cores, Triton "
-                  f"{compiled['triton']} ({compiled['date']}{beside}) | 6 s more than capture | {first['seconds']:.1f} s, "
-                  f"of which planning {first['plan_seconds']:.1f} s; {first['processor_seconds']:.1f} s of processor time "
+                  f"{compiled['triton']} ({compiled['date']}{beside}) | 6 s more than capture | "
+                  f"{first['seconds']:.1f} s, of which planning {first['plan_seconds']:.1f} s; "
+                  f"{first['processor_seconds']:.1f} s of processor time "
                   f"(capture and first step on the CPU: {compiled['capture_seconds']:.1f} s) |",
                   f"| the same in a later process, kernels from the disk cache | 0.3 s | "
                   f"{later['seconds'] - later['plan_seconds']:.2f} s, and planning {later['plan_seconds']:.1f} s; "
