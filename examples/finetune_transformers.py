@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
-import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -27,9 +26,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -40,9 +39,11 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 import anyshape
+from anyshape.base.errors import OutputError
 
 STOPPED = 130  # what a shell reports for a process that Ctrl-C ended
 FIXED = ("model", "texts", "seed", "tokens", "longest", "accumulate", "learning_rate", "warm_up", "clip_norm")
+SETTINGS = "settings.json"
 COLUMNS = ("step", "loss", "gradient_norm", "learning_rate", "shapes", "tokens_per_second", "held_out_loss")
 IGNORED = -100  # the label of padding, for transformers
 
@@ -146,40 +147,34 @@ def make_model(args: argparse.Namespace, texts: list[str]) -> tuple[torch.nn.Mod
     )), tokenizer
 
 
-# ---- checkpoints
+# ---- what a run keeps
 
 
-class SaveError(Exception):
-    """A checkpoint could not be written; the one before is whole."""
+class Run:
+    """How far a run has come, as a checkpoint holds it beside model, optimiser and schedule."""
+
+    def __init__(self, args: argparse.Namespace, batches: Batches) -> None:
+        self.args, self.batches, self.steps = args, batches, 0
+
+    def state_dict(self) -> dict:
+        return {"steps": self.steps, "epoch": self.batches.epoch, "position": self.batches.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.steps, self.batches.epoch, self.batches.position = state["steps"], state["epoch"], state["position"]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those in `folder`, oldest first."""
-    return sorted(path for path in folder.glob("checkpoint-*") if path.is_dir())
+    """The whole ones in `folder`, oldest first; `TrainStep.save` has written them."""
+    return sorted(path.parent for path in folder.glob("step-*/.metadata"))
 
 
-def save(folder: Path, keep: int, model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, state: dict) -> None:
-    """Writes a checkpoint under another name, flushes it to the disk and renames it: there is never half of one. Its
-    weights are safetensors, and `from_pretrained` reads the folder."""
-    whole = folder / f"checkpoint-{state['step']:06d}"
-    part = folder / f".{whole.name}.part"
-    try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        torch.save(state, part / "training.pt")
-        for path in part.iterdir():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-        part.rename(whole)
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    except (OSError, SafetensorError, RuntimeError) as error:  # RuntimeError: what torch.save says of a full disk
-        shutil.rmtree(part, ignore_errors=True)
-        left = checkpoints(folder)
-        raise SaveError(f"the checkpoint of step {state['step']} could not be written\n  why: {error}\n  kept: "
-                        f"{left[-1] if left else 'there is no earlier one'}\n  do:  free some space") from error
+def keep_settings(args: argparse.Namespace, model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> None:
+    """What does not change in a run goes into the --out folder: settings, for --resume, configuration and tokenizer.
+    With the model beside it, `from_pretrained` reads the folder."""
+    model.config.save_pretrained(args.out)
+    model.generation_config.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    (args.out / SETTINGS).write_text(json.dumps({name: getattr(args, name) for name in FIXED}), encoding="utf-8")
 
 
 # ---- logs
@@ -240,14 +235,18 @@ def held_out_loss(model: torch.nn.Module, fast: torch.nn.Module, batches: Batche
     return total / count
 
 
-def train(args: argparse.Namespace, last: Path | None, state: dict, console: Console) -> int:
-    """From step `state["step"]` to the end, or to Ctrl-C; gives the exit code."""
+def train(args: argparse.Namespace, console: Console) -> int:
+    """From the first step, or from that of the newest checkpoint, to the end, or to Ctrl-C; gives the exit code."""
     texts = read_texts(args.texts)
-    source = last or args.model
-    if source:
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    if args.resume:
+        tokenizer = AutoTokenizer.from_pretrained(args.out)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.out))
+    elif args.model:
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
     else:
         model, tokenizer = make_model(args, texts)
+    if not args.resume:
+        keep_settings(args, model, tokenizer)
     model.train()
     model.config.use_cache = False
     end = tokenizer.eos_token_id
@@ -264,23 +263,17 @@ def train(args: argparse.Namespace, last: Path | None, state: dict, console: Con
                                memory_limit=args.memory_limit)
     fast = anyshape.compile(model)
     torch.manual_seed(args.seed)
-    done = state["step"]
-    if last is not None:
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        step.load_state_dict(state["train_step"])
-        batches.epoch, batches.position = state["epoch"], state["position"]
-        torch.set_rng_state(state["random"])
+    run = Run(args, batches)
+    if args.resume:
+        step.load(args.out, schedule=schedule, run=run)
+    done = run.steps
 
     def checkpoint() -> str:
         """Writes one; why it could not be, or nothing."""
-        values = {
-            "step": done, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
-            "train_step": step.state_dict(), "epoch": batches.epoch, "position": batches.position,
-            "random": torch.get_rng_state(), "settings": {name: getattr(args, name) for name in FIXED}}
+        run.steps = done
         try:
-            save(args.out, args.keep, model, tokenizer, values)
-        except SaveError as error:
+            step.save(args.out, keep=args.keep, schedule=schedule, run=run)
+        except OutputError as error:
             console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
             return str(error)
         return ""
@@ -325,6 +318,8 @@ def train(args: argparse.Namespace, last: Path | None, state: dict, console: Con
                     unsaved, saved = checkpoint(), done  # if not: the next one may find room
             if saved != done or unsaved:
                 unsaved = checkpoint()
+        if not unsaved:
+            anyshape.consolidate(args.out, args.out / "model.safetensors")
     finally:
         signal.signal(signal.SIGINT, before)
         log.close()
@@ -340,16 +335,14 @@ def main(words: list[str] | None = None) -> int:
     """Runs the command; gives the exit code."""
     args, console = arguments(words), Console()
     disable_progress_bar()  # one bar is enough
-    last, state = None, {"step": 0}
     try:
         found = checkpoints(args.out)
         if args.resume:
             if not found:
                 raise ValueError(f"{args.out} has no checkpoint\n  do:  leave --resume out, or give its --out folder")
-            last = found[-1]
-            state = torch.load(last / "training.pt", weights_only=True)
-            args = arguments(words, **state["settings"])
-            for name, value in state["settings"].items():
+            settings = json.loads((args.out / SETTINGS).read_text(encoding="utf-8"))
+            args = arguments(words, **settings)
+            for name, value in settings.items():
                 if getattr(args, name) != value:
                     raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)} contradicts the checkpoint, "
                                      f"which has {value}\n  do:  leave it out, or begin anew in another --out folder")
@@ -357,7 +350,7 @@ def main(words: list[str] | None = None) -> int:
             raise ValueError(f"{args.out} has checkpoints of an earlier run\n"
                              "  do:  go on with --resume, or give another --out folder")
         args.out.mkdir(parents=True, exist_ok=True)
-        return train(args, last, state, console)
+        return train(args, console)
     except KeyboardInterrupt:
         print("stopped at once; a checkpoint that was written before is whole", file=sys.stderr)
         return STOPPED

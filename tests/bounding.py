@@ -341,8 +341,7 @@ ROWS = (
         draw.tensor(rows, columns), draw.index((rows,), columns)))(*draw.sizes(2, sizes=SIZES[1:])), trains=1,
          plants=False),
 )
-QUICK = ("matmul", "addmm", "head", "joined", "autocast", "masked", "causal", "transpose", "steps", "large to wider",
-         "softmax", "layer norm", "scans", "long rows")
+QUICK = ("matmul", "head", "autocast", "masked", "transpose", "large to wider", "softmax", "layer norm", "long rows")
 FAMILIES = {"products": PRODUCTS, "attention": ATTENTION, "moves": MOVES, "rows": ROWS}
 
 

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
+from anyshape.dist.halves import Halves
+from anyshape.dist.mesh import Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.strategies import Roles, Strategy
 from anyshape.frontend.capture import dynamo_backend
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.train_step.distributed import roles_of
+from anyshape.frontend.train_step.partition import joined, step_halves
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph
 from anyshape.runtime.collectives.simulate import local_inputs, part_of_result, simulate
@@ -95,27 +98,32 @@ class _Stop(Exception):
 
 @dataclass
 class Captured:
-    """The graph of a step, what its inputs are, and those of the call that was traced."""
+    """The graph of a step, what its inputs are, and those of the call that was traced. first: names of values of the
+    forward, where a backward follows that has what it computes again."""
 
     graph: Graph
     roles: Roles
     inputs: list[Any]
+    first: frozenset[str] = frozenset()
 
 
 def capture(model: nn.Module, loss: Callable[..., Any] = next_token_loss, batch: Sequence[Any] = (),
-            optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **more: Any) -> Captured:
-    """Traces a step, and catches its graph where it would be compiled."""
+            optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, in_halves: bool = False,
+            **more: Any) -> Captured:
+    """Traces a step, and catches its graph where it would be compiled. in_halves: as `Captured.first` says."""
     step = anyshape.train_step(model, loss, optimizer(model.parameters(), lr=1e-2), strict=True, **more)
     caught: list[Captured] = []
 
     def compile_step(compilation: Any, traced: int, first: Any, gm: Any, static: tuple[int, ...], reason: str) -> Any:
+        halves = step_halves(gm, static) if in_halves else None
+        gm = gm if halves is None else joined(gm, halves)
         expanded(gm)
-        graph, _ = to_graph(gm, "step")
+        graph, notes = to_graph(gm, "step")
         names = {id(one): name for name, one in model.named_parameters()}
 
         def run(inputs: list[Any]) -> Any:
             weights = [names[id(one.weight)] for one in compilation.step.update.weights]
-            caught.append(Captured(graph, roles_of(gm, graph, static, weights), list(inputs)))
+            caught.append(Captured(graph, roles_of(gm, graph, static, weights), list(inputs), notes.first))
             raise _Stop
         return run
 
@@ -133,9 +141,23 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-9)) if wanted.numel() else 0.0
 
 
+def run_halves(mesh: Mesh, halves: Halves, inputs: Sequence[list[Any]]) -> list[Any]:
+    """Of each rank, the results of both halves and what is written."""
+    first, count = halves.forward, len(halves.forward.outputs)
+    first = first.replace(outputs=(*first.outputs, *first.saved), saved=(), output_strides=(), memory=())
+    found = simulate(mesh, first, [[one[place] for place in halves.forward_inputs] for one in inputs])
+    second = halves.backward.replace(restored=())
+    later = simulate(mesh, second, [[*results[count:], *(one[place] for place in halves.backward_inputs)]
+                                    for (results, _), one in zip(found, inputs, strict=True)])
+    every = [[*results[:count], *more] for (results, _), (more, _) in zip(found, later, strict=True)]
+    return [([results[place] for place in halves.outputs], written)
+            for results, (_, written) in zip(every, later, strict=True)]
+
+
 def worst_difference(captured: Captured, strategy: Strategy, chain: Sequence[LocalGraph], batch: int,
-                     length: int, graph: Graph | None = None) -> float:
-    """All ranks in one process against one rank: results and all that is written, at one shape of a batch of tokens."""
+                     length: int, graph: Graph | Halves | None = None) -> float:
+    """All ranks in one process against one rank: results and all that is written, at one shape of a batch of tokens.
+    graph: what ranks run; the last one of the chain when left out."""
     torch.manual_seed(batch * 100 + length)
     sizes = {str(name): number for v in captured.graph.inputs if v.name in captured.roles.data
              for name, number in zip(v.tensor.shape, (batch, length), strict=True)}
@@ -152,7 +174,8 @@ def worst_difference(captured: Captured, strategy: Strategy, chain: Sequence[Loc
     inputs = [local_inputs(chain, captured.graph, whole, mesh.coordinates(rank)) for rank in range(mesh.world)]
     outputs, _, values = interpret(captured.graph, [x.clone() if isinstance(x, Tensor) else x for x in whole])
     worst = 0.0
-    for rank, (found, written) in enumerate(simulate(mesh, graph or chain[-1].graph, inputs)):
+    run = run_halves if isinstance(graph, Halves) else simulate
+    for rank, (found, written) in enumerate(run(mesh, graph or chain[-1].graph, inputs)):  # type: ignore[arg-type]
         worst = max([worst, *(difference(a, b) for a, b in zip(found, outputs, strict=True) if isinstance(b, Tensor))])
         for target, value in captured.graph.writes:
             wanted = part_of_result(chain, target.name, values[value.name], sizes, mesh.coordinates(rank))

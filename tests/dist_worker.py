@@ -7,6 +7,7 @@ import email
 import io
 import json
 import os
+import platform
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -37,6 +39,7 @@ from anyshape.runtime.collectives.expert_weights import add_replicas, moved
 from anyshape.runtime.collectives.messages import Line
 from anyshape.runtime.collectives.parts import cut
 from anyshape.runtime.collectives.ring_attention import Ring
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
 
@@ -82,8 +85,22 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1e-9))
 
 
+def by_eager(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, clip_norm: float | None = None,
+             accumulate: int = 1) -> Tensor:
+    """A step as one process takes it with PyTorch, an update with each batch number `accumulate`; returns the loss."""
+    loss = next_token_loss(model, tokens)
+    (loss / accumulate).backward()
+    model.gathered = getattr(model, "gathered", 0) + 1
+    if model.gathered % accumulate == 0:
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.detach()
+
+
 def trains(mode: str, steps: int = 5, dtype: str = "float64", **more: Any) -> dict[str, Any]:
-    """Trains on batches of changing shapes, each rank on its part, beside a model that one rank trains on all."""
+    """Trains on batches of changing shapes, each rank on its part, beside a model that PyTorch trains on all."""
     rank, world = dist.get_rank(), dist.get_world_size()
     strategy = strategy_of(mode, world)
     torch.manual_seed(rank)  # all take over the numbers of rank 0
@@ -93,7 +110,10 @@ def trains(mode: str, steps: int = 5, dtype: str = "float64", **more: Any) -> di
     with step.whole():
         alone = Llama().to(getattr(torch, dtype))
         alone.load_state_dict(model.state_dict())
-    one = anyshape.train_step(alone, next_token_loss, optimizer(alone), **settings)
+    own = optimizer(alone)
+    # in float32 the roundings of one process's program are those of the ranks', and eager's are not
+    one = partial(by_eager, alone, own, **more) if dtype == "float64" else anyshape.train_step(
+        alone, next_token_loss, own, **settings)
     place, count = coordinates_of(strategy, rank, world)
     worst, before = 0.0, 0
     for number, (batch, length) in enumerate(SHAPES[:steps]):
@@ -168,6 +188,51 @@ def lengths_differ() -> dict[str, Any]:
                 one -= 0.1 * one.grad
         worst = max([worst, difference(loss, wanted), *map(difference, model.parameters(), alone.parameters())])
     return {"worst": worst, "programs": len(step.programs)}
+
+
+def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
+    """Steps of a length of its own on each rank under a limit that the longest ones do not keep to as they are, beside
+    the same without one; and a limit that is too low for one rank."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    place, count = coordinates_of(mode, rank, world)
+    given = []
+    for rows, length in ((6, 65), (2, 17)):  # the first rank has much more to do
+        torch.manual_seed(length)
+        given.append(torch.randint(0, 60, (rows, length // (1 + 3 * place if count > 1 else 1))))
+
+    def made(limit: int | str) -> tuple[Any, nn.Module]:
+        torch.manual_seed(0)
+        model = Llama(layers)
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1,
+                                   memory_limit=limit, **more), model
+
+    def budgets(step: Any) -> list[Any]:
+        return [one.executable.limit for one in step.programs if one.executable.limit is not None]
+
+    def weights(step: Any, model: nn.Module) -> list[Tensor]:
+        with step.whole():
+            return [one.detach().clone() for one in model.parameters()]
+
+    free, plain = made("1GB")
+    before = anyshape.stats()["collectives"]
+    wanted = [free(one) for one in given]
+    sent = anyshape.stats()["collectives"] - before
+    [limit, *_] = budgets(free)
+    values = next(iter(limit.program.specializations.values())).values
+    needs: list[Any] = [None] * world
+    dist.all_gather_object(needs, (limit.needed(values, SAVE_ALL), limit.least(values)))
+    step, model = made(max(least for _, least in needs) - 64)
+    begun = weights(step, model)
+    found = refusal(lambda: step(given[0]))
+    changed = sum(not torch.equal(a, b) for a, b in zip(begun, weights(step, model), strict=True))
+    for one in budgets(step):
+        one.move(sum(max(sizes) for sizes in zip(*needs, strict=True)) // 2)
+    before = anyshape.stats()["collectives"]
+    worst = max(difference(step(one), loss) for one, loss in zip(given, wanted, strict=True))
+    sent -= anyshape.stats()["collectives"] - before
+    worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
+    dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
+    return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "needs": needs}
 
 
 def ring_attention() -> dict[str, Any]:
@@ -252,13 +317,35 @@ def experts() -> dict[str, Any]:
 
 def messages() -> dict[str, Any]:
     """What has messages of its own, one after another."""
-    return {"ring": ring_attention(), "experts": experts()}
+    return {"ring": ring_attention(), "experts": experts(), "refused": refused_before_a_step()}
+
+
+def refused_before_a_step() -> dict[str, list[str]]:
+    """What all ranks find together when they make a step: nothing is compiled for it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(2, 2)
+
+    def made(strategy: Any = "ddp", rate: float = 0.1, **more: Any) -> Callable[[], object]:
+        return lambda: anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(
+            model.parameters(), lr=rate), strategy=strategy, threads=1, **more)
+
+    found = {"strategies": refusal(made("ddp" if rank == 0 else mesh_of(fsdp=world)))["lines"],
+             "processes": refusal(made(mesh_of(data=world + 1)))["lines"],
+             "a strategy that is none": refusal(made("ddp" if rank else "other"))["lines"],
+             "optimisers": refusal(made(rate=0.1 * (1 + rank)))["lines"], "models": other_model()["lines"]}
+    version, platform.python_version = platform.python_version, lambda: f"3.{rank}"
+    found["versions"] = refusal(made())["lines"]
+    platform.python_version = version
+    step: Any = made()()
+    found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
+    with step.whole():  # and all is well after it
+        return found
 
 
 def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
     """The demo with a small model: what it printed, and its losses beside those of one process."""
     from anyshape.tools import demo
-    from anyshape.tools.demo import backends, checkpoint, command, data, training
+    from anyshape.tools.demo import backends, command, data, training
     from anyshape.tools.demo.model import DemoConfig
 
     config = DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
@@ -277,7 +364,7 @@ def demo(strategy: str = "auto", steps: int = 3) -> dict[str, Any]:
                                                 folder[0], "--documents", str(documents)])) if code == 0 else 1
     found: dict[str, Any] = {"code": code or resumed, "printed": printed.getvalue()}
     if dist.get_rank() == 0 and found["code"] == 0:
-        losses = checkpoint.load(Path(folder[0])).values["history"]["loss"]
+        losses = training.stored_in(Path(folder[0]))["history"]["loss"]
         alone = training.start(recipe, data.read_documents(documents))
         plain = backends.make("eager", alone.model, alone.optimizer)
         for _ in losses:
@@ -323,10 +410,11 @@ def saved(mode: str, folder: str, before: str = "") -> dict[str, Any]:
     """Three steps, a checkpoint that is written beside three more, and from it three more again, in a new step under
     each of the strategies; from `before`, a checkpoint of other processes, too."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    layers = 2 if "pp" in mode else 1  # a pipeline has a layer a stage, at least
 
     def made(mode: str, seed: int) -> tuple[Any, nn.Module]:
         torch.manual_seed(seed)
-        model = Llama(layers=1 if "pp" not in mode else 2).double()
+        model = Llama(layers=layers).double()
         return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy_of(mode, world),
                                    strict=True, threads=1), model
 
@@ -366,6 +454,9 @@ def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
     rank, model = dist.get_rank(), Llama(layers=1).double()
     step = anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1)
     begun = step.load(folder, missing_ok=True)
+    added = anyshape.compile(lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD), strict=True)
+    if how == "killed":
+        assert torch.equal(added(torch.ones(3)), torch.full((3,), 2.0 * dist.get_world_size()))
 
     def take(number: int) -> None:
         torch.manual_seed(number)
@@ -377,7 +468,10 @@ def loses(mode: str, how: str, folder: str) -> dict[str, Any]:
                 os.kill(os.getpid(), signal.SIGKILL)
             step("no batch")
         if rank == 0 and number == 2 and not begun and how != "restarted":
-            return refusal(partial(take, number))
+            # who it was is heard of wherever ranks wait for each other
+            found = [refusal(one) for one in (partial(take, number), partial(added, torch.ones(5)),
+                                              partial(step.save, folder), partial(step.load, folder))]
+            return {"lines": [one["lines"] for one in found]}
         take(number)
         step.save(folder)
     return {"count": step.count, "begun": begun}
@@ -396,6 +490,8 @@ def main() -> None:
            "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
+    elif mode == "limited":
+        found = limited(options[0], **json.loads(options[1]))
     elif mode == "saved":
         found = saved(*options)
     elif mode == "loses":
@@ -403,7 +499,7 @@ def main() -> None:
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
-        found = {**trains("fsdp", clip_norm=1.0), "demo": demo()}
+        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp"), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

@@ -39,7 +39,7 @@ class HostKernel:
         image = driver.register(self.name, self.body, kinds)
         self.code = DeviceKernel(self.name, self.name, VERSION, kinds, 128, 0, "fake", True, image, "")
 
-    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ()) -> Sequence[DeviceKernel]:
         return [self.code]
 
     def body(self, grid: tuple[int, int, int], values: list[int]) -> None:

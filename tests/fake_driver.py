@@ -369,6 +369,9 @@ class FakeMemory:
     def current(self) -> int:
         return self.driver.stream
 
+    def captured(self, stream: int) -> Any:
+        return self.driver.on(stream)
+
     def allocate(self, bytes_: int, stream: int) -> torch.Tensor:
         piece = self.driver.take(bytes_, stream)
         held = (ctypes.c_uint8 * max(bytes_, 1)).from_address(piece.address)

@@ -37,8 +37,8 @@ class Launched:
         self.kernel, self.fake = kernel, fake
         self.made: dict[KernelVersion, DeviceKernel] = {}
 
-    def codes(self, sizes: Sequence[int]) -> list[DeviceKernel]:
-        chosen = dict.fromkeys(self.kernel.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> list[DeviceKernel]:
+        chosen = dict.fromkeys(self.kernel.source.choose(sizes, alignment) for alignment in alignments)
         return [self.code(version) for version in chosen]
 
     def code(self, version: KernelVersion) -> DeviceKernel:
@@ -124,6 +124,20 @@ def test_versions_by_size_and_address(fake: FakeDriver) -> None:
     assert found <= {title for note in told for title in note.version.split(", or ")}
     assert any("/16" in note.version and "x_1 16" in note.sizes[0] for note in told), told
     assert "versions that ran" in str(fast.explain())
+
+
+def test_versions_for_memory_that_is_allocated_are_for_aligned_addresses(fake: FakeDriver) -> None:
+    """Of a kernel between others there is one version; of one that reads an input two, one of which runs."""
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, 1).cumsum(0).exp()
+
+    fast = anyshape.compile(function, strict=True)
+    base = torch.randn(16 * 16 + 1)
+    equal(fake, fast, function, base[1:].view(16, 16))
+    made = {kernel.name: sorted(version.alignment for version in kernel.made)
+            for kernel in fast.programs[0].executable.target.kernels if kernel.made}
+    assert [16] in made.values() and [1, 16] in made.values(), made
+    assert any("unaligned" in title for title in titles(fast))
 
 
 def test_a_failed_check(fake: FakeDriver) -> None:

@@ -175,7 +175,7 @@ def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", rest([(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
-                                        (2, 1, 50, 1)], (50, 70), (2, 4, 50, 70), (2, 1, 1, 70), (2, 1, 50, 1)))
+                                        (2, 1, 50, 1)], (50, 70), (2, 1, 1, 70)))
 def test_masks(shape):
     fast = anyshape.compile(attend, strict=True)
     operands = [heads(2, 4, n, 8) for n in (50, 70, 70)]

@@ -17,6 +17,7 @@ from anyshape.base.errors import Unsupported
 from anyshape.frontend.capture import autograd_function
 from anyshape.frontend.programs import double_backward
 from anyshape.runtime.context.process_context import shared_context
+from anyshape.torch_compat.versions.autocast import casting, casts
 from counting import calls
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -327,6 +328,30 @@ def test_autocast_and_hooks_on_saved_tensors():
     with torch.autograd.graph.saved_tensors_hooks(lambda value: packed.append(1) or value, lambda value: value):
         same(gradients(fast, x), gradients(net, x))
     same(gradients(fast, x), gradients(net, x))
+
+
+def test_a_second_derivative_has_the_autocast_of_its_call_on_every_device():
+    """What PyTorch runs again in the backward, outside of the region, runs as the call did."""
+    seen = []
+
+    @torch.library.custom_op("anyshape_tests::casting", mutates_args=())
+    def told(x: torch.Tensor) -> torch.Tensor:
+        seen.append(casts())
+        return x.clone()
+
+    told.register_fake(torch.empty_like)
+    told.register_autograd(lambda ctx, gradient: gradient)
+    fast = anyshape.compile(lambda x: told(x).sin().sum())
+    x = torch.randn(4, 8, requires_grad=True)
+    wanted = (("cuda", torch.bfloat16), ("privateuseone", torch.float16))
+    with casting(wanted):
+        found = fast(x)
+    assert casts() == ()
+    slope, = torch.autograd.grad(found, x, create_graph=True)
+    count = len(seen)
+    slope.sum().backward()
+    assert len(seen) > count and set(seen[count:]) == {wanted} and casts() == ()
+    same(x.grad, -x.detach().sin())
 
 
 def test_context_variables_reach_an_operator_of_the_backward():

@@ -315,7 +315,7 @@ def test_threads_share_a_program(count):
 
 
 def test_threads_compile_at_once():
-    """The first call of a program comes from several threads at the same time."""
+    """The first call of a program comes from several threads at the same time: they wait for one, and make no more."""
     model = Slow()
     fast = anyshape.compile(model, strict=True)
     wrong: list[str] = []
@@ -335,6 +335,7 @@ def test_threads_compile_at_once():
     for worker in workers:
         worker.join()
     assert not wrong, wrong[0]
+    assert [program.name for program in fast.programs] == ["0.forward", "0.backward"]
     for (owner, name), value in zip(patched, before, strict=True):
         assert getattr(owner, name) is value, f"{name} stays changed"
 
@@ -392,3 +393,22 @@ def test_lines_are_those_that_a_person_would_point_at():
     step = anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.AdamW(model.parameters()))
     step(torch.ones(3, 4))
     assert "the optimiser's update" in str(step.explain())
+
+
+REFUSED = {
+    "nothing": (TypeError, lambda x, i: x @ None, r"@: 'Tensor' and 'NoneType'"),
+    "a dim that there is not": (IndexError, lambda x, i: x.gather(5, i), "but got 5"),
+    "sizes": (RuntimeError, lambda x, i: x @ x[:-2], "same reduction dim"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_of_eagers_kind_and_prints_nothing(name, capfd):
+    kind, function, words = REFUSED[name]
+    fast = anyshape.compile(function, strict=True)
+    with pytest.raises(kind, match=words) as caught:
+        fast(torch.ones(5, 4), torch.zeros(5, 4, dtype=torch.int64))
+    assert isinstance(caught.value, InputError)
+    assert "test_bad_input.py" in caught.value.where
+    assert "TORCH" not in str(caught.value)
+    assert capfd.readouterr().err == ""

@@ -10,6 +10,7 @@ from anyshape.kernel.fusion.dead_init import covered
 from anyshape.passes.concat_elimination import MOST
 from anyshape.plan.ir.program import KernelStep
 from roads import compilation_of
+from sampling import rest
 
 MANY = MOST + 4
 
@@ -49,10 +50,9 @@ def equal(found, wanted) -> None:
         assert ours.stride() == theirs.stride() or not ours.numel()
 
 
-@pytest.mark.parametrize(("function", "count"), [*((function, MANY) for function in FUNCTIONS),
-                                                  (FUNCTIONS[0], MOST),
-                                                  *(pytest.param(function, MOST, marks=pytest.mark.full)
-                                                    for function in FUNCTIONS[1:])],
+@pytest.mark.parametrize(("function", "count"), rest(
+    [(function, count) for count in (MANY, MOST) for function in FUNCTIONS],
+    (FUNCTIONS[0], MOST), *((function, MANY) for function in FUNCTIONS[2::2]), several=True),
                          ids=lambda one: getattr(one, "__name__", str(one)))
 def test_many_parts(function, count):
     fast = anyshape.compile(function, strict=True)

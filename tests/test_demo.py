@@ -19,13 +19,13 @@ pytest.importorskip("safetensors", reason="the demo writes safetensors: install 
 pytest.importorskip("matplotlib", reason="the demo draws a picture: install anyshape[demo]")
 
 import anyshape
-from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, OutputError
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.strategies import strategy_of
+from anyshape.frontend.checkpoint.folder import checkpoints
 from anyshape.tools import demo
 from anyshape.tools.demo import (
     backends,
-    checkpoint,
     compare,
     data,
     limit,
@@ -69,11 +69,19 @@ def run_to(documents: list[str], steps: int, out: Path, session: training.Sessio
     return session
 
 
+def resumed_from(folder: Path, documents: list[str]) -> training.Session:
+    """The session of a checkpoint, loaded to go on with eager."""
+    session = training.go_on(training.stored_in(folder), documents)
+    session.load(backends.make("eager", session.model, session.optimizer), folder)
+    return session
+
+
 def same_weights(left: training.Session, right: training.Session) -> bool:
     """Whether weights and optimiser state are equal bit for bit."""
-    first = checkpoint.pack_state(left.model, left.optimizer)
-    second = checkpoint.pack_state(right.model, right.optimizer)
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    pairs = list(zip(left.model.parameters(), right.model.parameters(), strict=True))
+    return all(torch.equal(a, b) for a, b in pairs) and all(
+        torch.equal(left.optimizer.state[a][name], right.optimizer.state[b][name])
+        for a, b in pairs for name in training.MOMENTS)
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -189,7 +197,7 @@ def test_resume_is_bit_equal(documents: list[str], tmp_path: Path) -> None:
     whole = run_to(documents, 70, tmp_path / "whole")
     run_to(documents, 33, tmp_path / "parts")
     torch.manual_seed(99)  # the checkpoint, not this process, says what the random numbers are
-    resumed = training.go_on(checkpoint.load(tmp_path / "parts"), documents)
+    resumed = resumed_from(tmp_path / "parts", documents)
     assert resumed.step == 33
     run_to(documents, 70, tmp_path / "parts", resumed)
     assert whole.cursor.epoch > 0, "the run must cross an epoch to test the order after it"
@@ -212,7 +220,7 @@ def test_interrupt_stops_after_the_step_and_keeps_the_checkpoint(documents: list
         outcome = training.train(session, backend, 100, tmp_path, 1000, stop, interrupt)
     assert outcome == training.Outcome(False)
     assert signal.getsignal(signal.SIGINT) is before
-    resumed = training.go_on(checkpoint.load(tmp_path), documents)
+    resumed = resumed_from(tmp_path, documents)
     assert resumed.step == 5
     assert same_weights(resumed, session)
 
@@ -228,7 +236,7 @@ def test_a_second_interrupt_leaves_the_last_checkpoint(documents: list[str], tmp
 
     with pytest.raises(KeyboardInterrupt), training.StopRequest() as stop:
         training.train(session, backend, 100, tmp_path, 3, stop, interrupt)
-    assert checkpoint.load(tmp_path).values["step"] == 3
+    assert training.stored_in(tmp_path)["step"] == 3
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(documents: list[str], tmp_path: Path) -> None:
@@ -238,40 +246,46 @@ def test_a_full_disk_keeps_the_previous_checkpoint(documents: list[str], tmp_pat
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the real thing: write() fails half way
         session.step = 3
-        with pytest.raises(checkpoint.CheckpointError, match="the previous checkpoint is whole"):
-            session.save(tmp_path)
         backend = backends.make("eager", session.model, session.optimizer)
+        with pytest.raises(OutputError, match="the last whole one is step-000000002"):
+            session.save(backend, tmp_path)
         outcome = training.train(session, backend, 4, tmp_path, 1000, training.StopRequest(), lambda _: None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert outcome.finished
     assert "could not be written" in outcome.unsaved
-    assert training.go_on(checkpoint.load(tmp_path), documents).step == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000002.safetensors", "checkpoint.json"]
+    assert resumed_from(tmp_path, documents).step == 2
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000000002"]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "checkpoint-000001.safetensors").write_bytes(b"short"), "cannot be read"),
-        (lambda folder: (folder / "checkpoint-000001.safetensors").unlink(), "cannot be read"),
-        (lambda folder: (folder / "checkpoint.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "checkpoint.json").write_text('{"format": "other"}'), "cannot be read"),
-        (lambda folder: (folder / "checkpoint.json").unlink(), "has no checkpoint.json"),
+        (lambda folder: next(folder.glob("*.distcp")).write_bytes(b"short"), "cannot be read"),
+        (lambda folder: next(folder.glob("*.distcp")).unlink(), "cannot be read"),
+        (lambda folder: (folder / ".metadata").write_text("{"), "cannot resume(.|\\n)*is no checkpoint"),
+        (lambda folder: (folder / ".metadata").unlink(), "cannot resume(.|\\n)*there is no checkpoint"),
     ],
 )
 def test_a_broken_checkpoint_is_named(documents: list[str], tmp_path: Path, damage, message: str) -> None:
     run_to(documents, 1, tmp_path)
-    damage(tmp_path)
-    with pytest.raises(checkpoint.CheckpointError, match=message):
-        checkpoint.load(tmp_path)
+    damage(tmp_path / "step-000000001")
+    with pytest.raises(InputError, match=message):
+        resumed_from(tmp_path, documents)
 
 
-def test_other_documents_are_refused(documents: list[str], tmp_path: Path) -> None:
-    run_to(documents, 1, tmp_path)
-    with pytest.raises(checkpoint.CheckpointError, match="other documents"):
-        training.go_on(checkpoint.load(tmp_path), documents[:-1])
+def test_a_checkpoint_of_other_documents_or_of_no_demo_is_refused(documents: list[str], tmp_path: Path) -> None:
+    session = run_to(documents, 1, tmp_path)
+    with pytest.raises(InputError, match="other documents"):
+        resumed_from(tmp_path, documents[:-1])
+    with pytest.raises(InputError, match="recipe cannot be read"):
+        training.recipe_of({})
+    with pytest.raises(InputError, match="history"):
+        session.load_state_dict({"step": 1, "cursor": {}})
+    backends.make("eager", session.model, session.optimizer).checkpoints.save(tmp_path / "other")
+    with pytest.raises(InputError, match=r"cannot resume(.|\n)*has no others\.run"):
+        training.stored_in(tmp_path / "other")
 
 
 def test_eager_against_eager_is_the_same_function(documents: list[str], tmp_path: Path) -> None:
@@ -381,7 +395,7 @@ def test_half_of_the_peak_is_kept_and_counted(documents: list[str], tmp_path: Pa
     plain = run_to(documents, 5, tmp_path / "plain", training.start(recipe, documents))
     assert history.loss == pytest.approx(plain.history.loss, rel=1e-4)
     assert plain.history.predicted == plain.history.counted == [0] * 5
-    resumed = training.go_on(checkpoint.load(tmp_path), documents)
+    resumed = resumed_from(tmp_path, documents)
     assert resumed.history.counted == history.counted
 
 

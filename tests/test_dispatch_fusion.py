@@ -75,7 +75,7 @@ BOTH = ["gathered", "scattered"]
 @pytest.mark.parametrize(("model", "choices", "fused"), [
     pytest.param(Convolutions(), 1, [BOTH], id="plain"),
     pytest.param(Convolutions("relu", 2), 1, [BOTH], id="relu", marks=pytest.mark.full),
-    pytest.param(Convolutions("twice"), 1, [["gathered"], ["scattered"]], id="twice"),
+    pytest.param(Convolutions("twice"), 1, [["gathered"], ["scattered"]], id="twice", marks=pytest.mark.full),
     pytest.param(Convolutions("residual"), 1, [["scattered"]], id="residual", marks=pytest.mark.full),
     pytest.param(Convolutions(weighted=True), 1, [BOTH], id="weighted", marks=pytest.mark.full),
     pytest.param(Convolutions(choices=2), 2, [["gathered"]], id="two"),

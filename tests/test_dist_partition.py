@@ -9,13 +9,18 @@ import pytest
 import torch
 
 from anyshape.dist.buckets import bucketed
+from anyshape.dist.halves import Halves, gathered_first, halves_of
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.ragged import Needs, needs_of
 from anyshape.dist.sharding import sharding_of
 from anyshape.dist.strategies import partitioned, strategy_of
+from anyshape.frontend.train_step.batch_sizes import shared_sizes
+from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph
+from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.collective import COLLECTIVES
+from anyshape.sym.expr import symbol
 from dist_model import Captured, Llama, capture, worst_difference
 
 SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks without rows
@@ -25,7 +30,7 @@ SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks
 def llama(**more: Any) -> Captured:
     torch.manual_seed(0)
     tied, layers = more.pop("tied", False), more.pop("layers", 2)
-    return capture(Llama(tied=tied, layers=layers).double(), **more)
+    return capture(Llama(tied=tied, layers=layers).double(), in_halves=True, **more)
 
 
 def counts(graph: Graph) -> Counter[str]:
@@ -37,9 +42,18 @@ def check(captured: Captured, given: Any, world: int) -> Counter[str]:
     chain = partitioned(captured.graph, strategy, captured.roles)
     verify(chain[-1].graph)
     assert all(sharding_of(str(one.sharding)) == one.sharding for one in chain)
-    for batch, length in SHAPES:
-        assert worst_difference(captured, strategy, chain, batch, length) < 1e-12
+    halves = in_halves(captured, chain[-1].graph)
+    for place, (batch, length) in enumerate(SHAPES):
+        assert worst_difference(captured, strategy, chain, batch, length, halves if place % 2 else None) < 1e-12
     return counts(chain[-1].graph)
+
+
+def in_halves(captured: Captured, graph: Graph) -> Halves:
+    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data)
+    for one in (found.forward, found.backward):
+        verify(one)
+    assert found.forward.saved and not found.forward.writes and found.backward.writes == graph.writes
+    return found
 
 
 def test_data_parallel_adds_up_each_gradient_once() -> None:
@@ -53,10 +67,28 @@ def test_zero1_scatters_gradients_and_gathers_weights() -> None:
 def test_fsdp_gathers_weights_where_they_are_used() -> None:
     found = check(llama(), "fsdp", 2)
     assert found["reduce_scatter"] == 21 and found["all_reduce"] == 2
+    halves = in_halves(llama(), partitioned(llama().graph, strategy_of("fsdp", 2), llama().roles)[-1].graph)
+    # each weight comes once in each half, whatever the order of dims in which products read it; none is saved
+    weights = {v.name for v in halves.forward.inputs} & set(llama().roles.weights)
+    for half in (halves.forward, halves.backward):
+        gathers = [node for node in half.nodes if node.op == "all_gather"]
+        assert {v.name for node in gathers for v in node.values()} <= weights and len(gathers) <= len(weights)
+    assert counts(halves.forward)["all_gather"] == len(weights)
+    assert counts(halves.backward)["all_reduce"] == 1  # the loss comes with the gradients
+
+
+def test_nothing_is_gathered_for_the_tape() -> None:
+    weights = set(llama().roles.weights)
+    for given in ("ddp", "fsdp", "tp"):
+        halves = in_halves(llama(), partitioned(llama().graph, strategy_of(given, 2), llama().roles)[-1].graph)
+        made = halves.forward.producers()
+        assert not any(made[v.name].op == "all_gather" for v in halves.forward.saved)  # type: ignore[union-attr]
+        assert not weights & {v.name for v in halves.forward.saved}  # type: ignore[union-attr]
 
 
 def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
-    assert check(llama(), "tp", 2) == {"all_reduce": 23}
+    # of a norm's backward the sum that goes with its mean is added up beside its gradient, in one message
+    assert check(llama(), "tp", 2) == {"all_reduce": 24}
 
 
 def test_sequence_parallel_scatters_what_tensor_parallel_adds_up() -> None:
@@ -68,12 +100,13 @@ def test_ulysses_exchanges_heads_for_positions_around_attention_alone() -> None:
     captured = llama(layers=1)
     forward, backward = 3 + 1, 2 + 3  # q, k, v, and the result; gradient and products, and the gradients of q, k, v
     weights = len(captured.roles.weights)
-    assert check(captured, "ulysses", 2) == {"all_to_all": forward + backward, "all_reduce": weights + 1}
+    # and the loss, and the count of its tokens
+    assert check(captured, "ulysses", 2) == {"all_to_all": forward + backward, "all_reduce": weights + 2}
 
 
 def test_ring_attention_leaves_positions_where_they_are() -> None:
     captured = llama(layers=1)
-    wanted = {"ring_attention": 1, "ring_attention_backward": 1, "all_reduce": len(captured.roles.weights) + 1}
+    wanted = {"ring_attention": 1, "ring_attention_backward": 1, "all_reduce": len(captured.roles.weights) + 2}
     assert check(captured, "ring", 3) == wanted  # three ranks, which do not divide lengths or heads
 
 
@@ -137,3 +170,26 @@ def test_buckets_of_zero1_are_one_message_each_way() -> None:
 def test_every_strategy(given: Any, tied: bool, clip: float | None) -> None:
     for world in (2, 3, 4) if isinstance(given, str) else (4,):
         check(llama(tied=tied, clip_norm=clip), given, world)
+
+
+def batch_graph(*, compared: bool = True) -> Graph:
+    """Scores of tokens [b, n], looked up at labels [c, m] and at others [d, p]; `compared`: as many as there are."""
+    builder = Builder("loss")
+    b, n, c, m, d, p = (symbol(builder.input(name, SizeType()).name) for name in "bncmdp")
+    builder.input("tokens", TensorType("i64", (b, n)))
+    scores = builder.input("scores", TensorType("f32", (b * n, 8)))
+    found = []
+    for name, shape in (("labels", (c, m)), ("others", (d, p))):
+        value = builder.input(name, TensorType("i64", shape))
+        index = builder.op("reshape", value, shape=(shape[0] * shape[1], 1))
+        one = builder.op("gather", scores, index, dim=1)
+        found.append(builder.op("slice", one, dim=0, start=0, count=b * n, step=1) if compared else one)
+    return builder.finish(tuple(found))
+
+
+def test_sizes_of_a_batch_that_are_compared_are_one() -> None:
+    batch = ("tokens", "labels", "others")
+    assert shared_sizes(batch_graph(), batch) == {"c": "b", "m": "n", "d": "b", "p": "n"}
+    assert shared_sizes(batch_graph(), ("tokens", "labels")) == {"c": "b", "m": "n"}
+    assert shared_sizes(batch_graph(), ("tokens",)) == {}
+    assert shared_sizes(batch_graph(compared=False), batch) == {}  # it says only that labels are no more than scores

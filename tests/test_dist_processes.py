@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import anyshape
+import forked
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.strategies import strategy_of
@@ -22,30 +25,47 @@ from dist_model import Llama, next_token_loss
 
 WORKER = Path(__file__).parent / "dist_worker.py"
 SECONDS = 600  # a hang ends here
+PAIR = 2  # programs: a forward and a backward
 
 
-def ranks(world: int, *arguments: str, restarts: int = 0) -> list[dict[str, Any]]:
-    """What each rank of the worker printed, in order."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", f"--master_port={port}",
-               f"--max-restarts={restarts}", str(WORKER), *arguments]
+def ranks(world: int, *arguments: str, torchrun: bool = False, restarts: int = 0) -> list[dict[str, Any]]:
+    """What each rank of the worker printed, in order; forked by forked.py, or started by torchrun."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([
         str(Path(anyshape.__file__).parent.parent), str(WORKER.parent), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == world, done.stdout
+    if torchrun:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        meeting = ["--standalone", f"--max-restarts={restarts}"] if restarts else [f"--master_port={port}"]
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world}", *meeting, str(WORKER),
+                   *arguments]
+        if restarts:  # or the ranks that begin again find the addresses of those before in torchrun's store
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        ends = [subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)]
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            ends = forked.run_all(started(world, environment, Path(folder), *arguments), SECONDS)
+    for done in ends:
+        assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for done in ends for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == world, [done.stdout for done in ends]
     return sorted(found, key=lambda one: one["rank"])
+
+
+def started(world: int, environment: Mapping[str, str], folder: Path, *arguments: str) -> list[forked.Run]:
+    """The ranks of the worker, which meet by a file of the folder."""
+    environment = {**environment, "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+                   "DIST_FILE": str(folder / "meeting")}
+    return [forked.Run(WORKER, arguments, {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, folder)
+            for rank in range(world)]
 
 
 def check(world: int, mode: str, **more: Any) -> list[dict[str, Any]]:
     found = ranks(world, mode, json.dumps(more))
     for one in found:
         assert one["worst"] < 1e-12, found
-        # one program for all shapes, and another one for batches that gather gradients
-        assert one["programs"] == 1 + ("accumulate" in more), found
+        # a forward and a backward for all shapes, and others for batches that gather gradients
+        assert one["programs"] == PAIR * (1 + ("accumulate" in more)), found
     return found
 
 
@@ -57,10 +77,11 @@ def test_data_parallel_sends_few_messages() -> None:
 
 def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> None:
     pytest.importorskip("tokenizers", reason="the demo trains a vocabulary: install anyshape[demo]")
-    first, second = ranks(2, "fsdp-and-demo")
+    first, second = ranks(2, "fsdp-and-demo", torchrun=True)
     for one in (first, second):
-        assert one["worst"] < 1e-12 and one["programs"] == 1
+        assert one["worst"] < 1e-12 and one["programs"] == PAIR
         assert one["sharded"] == one["tensors"]  # what a rank has whole of them reads as NaN
+    keeps_to_a_limit([first["limited"], second["limited"]])
     printed = first["demo"]["printed"]
     assert first["demo"]["code"] == second["demo"]["code"] == 0, printed
     assert first["demo"]["worst"] < 1e-4 and first["demo"]["steps"] == 4
@@ -70,10 +91,29 @@ def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> No
     assert second["demo"]["printed"] == ""
 
 
+def keeps_to_a_limit(found: list[dict[str, Any]], alike: bool = False) -> None:
+    """alike: ranks have the same sizes. Else the first one has much more to do, and what it computes again the other
+    does not."""
+    least = max(least for _, least in found[0]["needs"])
+    for one in found:
+        assert [line.split()[0] for line in one["lines"][1:]] == ["where:", "why:", "do:"], found
+        assert one["lines"][3].split("set memory_limit to ")[1].split()[0] == str(least) and one["changed"] == 0, found
+        assert one["worst"] < 1e-5 and one["sent"] == 0, found
+    first, second = (one["dropped"] for one in found)
+    assert first > 0 and (second > 0) == alike, found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [{}, {"clip_norm": 1.0}], ids=str)
+@pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp"])
+def test_all_ranks_keep_to_the_limit_of_each(mode: str, more: dict[str, Any]) -> None:
+    keeps_to_a_limit(ranks(2, "limited", mode, json.dumps(more)), alike=mode == "tp")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp", "sp", "ulysses", "ring", "pp", "data=1,fsdp=2"])
 def test_the_demo_trains_by_every_strategy(mode: str) -> None:
-    first, second = ranks(2, "demo", mode)
+    first, second = ranks(2, "demo", mode, torchrun=True)
     assert first["code"] == second["code"] == 0 and second["printed"] == "", first["printed"]
     assert first["worst"] < 1e-3
 
@@ -101,17 +141,21 @@ PAIRS = ("data-zero1", "data-fsdp", "data-tensor", "data-sequence", "zero1-fsdp"
     *((4, mode) for mode in PAIRS), (2, "data-tensor")])
 def test_twenty_steps_in_float32(world: int, mode: str) -> None:
     for one in ranks(world, mode, json.dumps({"steps": 20, "dtype": "float32"})):
-        assert one["worst"] < 1e-5 and one["programs"] == 1
+        assert one["worst"] < 1e-5 and one["programs"] == PAIR
 
 
-def test_attention_whose_keys_go_around_and_experts_with_a_hot_replica() -> None:
-    found = ranks(3, "messages")
+def test_attention_whose_keys_go_around_experts_with_a_hot_replica_and_what_ranks_refuse_together() -> None:
+    found = ranks(3, "messages", torchrun=True)
     for one in found:
         assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
         assert one["experts"]["worst"] < 1e-12 and one["experts"]["rows"] and one["experts"]["copies"] == 7
     first, second, third = (one["experts"]["lines"] for one in found)
     assert [line.split()[0] for line in second[1:]] == ["where:", "why:", "do:"]  # it had a wrong id
     assert all(len(one) == 1 and "see rank 1" in one[0] for one in (first, third))
+    for what in found[0]["refused"]:
+        first, *others = (one["refused"][what] for one in found)
+        assert first and [line.split()[0] for line in first[1:]][-2:] == ["why:", "do:"], (what, first)
+        assert all(len(one) == 1 and "see rank 0" in one[0] for one in others), (what, others)
 
 
 @pytest.mark.full
@@ -150,7 +194,7 @@ def test_collectives_beside_compute_change_no_bit(mode: str) -> None:
 @pytest.mark.full
 def test_ranks_may_have_other_lengths_and_rows() -> None:
     for one in ranks(2, "lengths"):
-        assert one["worst"] < 1e-12 and one["programs"] == 1
+        assert one["worst"] < 1e-12 and one["programs"] == PAIR
 
 
 @pytest.mark.full
@@ -173,13 +217,14 @@ def test_what_is_no_strategy_says_so() -> None:
 
 
 @pytest.mark.parametrize("modes", [
-    "fsdp,fsdp,zero1", *(pytest.param(f"{first},{first},{second}", marks=pytest.mark.full) for first, second in (
-        ("ddp", "fsdp"), ("zero1", "tp"), ("tp", "ddp"), ("sp", "fsdp"), ("pp", "zero1"), ("fsdp", "pp")))])
+    "fsdp,zero1", *(pytest.param(f"{first},{first},{second}", marks=pytest.mark.full) for first, second in (
+        ("fsdp", "zero1"), ("ddp", "fsdp"), ("zero1", "tp"), ("tp", "ddp"), ("sp", "fsdp"), ("pp", "zero1"),
+        ("fsdp", "pp")))])
 def test_a_checkpoint_goes_on_bit_by_bit_and_under_another_strategy(modes: str, tmp_path: Path) -> None:
     found = ranks(2, "saved", modes, str(tmp_path))
     for one in found:
         assert one["differing"] == 0 and one["worst"] < 1e-12 and one["count"] == 5, found
-    if modes.startswith("fsdp,fsdp,zero1"):  # into one process
+    if modes == "fsdp,zero1":  # into one process
         model = Llama(layers=1).double()
         step = anyshape.train_step(model, next_token_loss, torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3),
                                    strict=True, threads=1)
@@ -192,21 +237,16 @@ def test_a_checkpoint_goes_on_bit_by_bit_and_under_another_strategy(modes: str, 
 
 
 def test_a_rank_that_is_killed_ends_the_others_with_its_words(tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), "loses", "ddp", "killed", str(tmp_path / "run")]
-    path = os.pathsep.join([str(Path(anyshape.__file__).parent.parent), str(WORKER.parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "WORLD_SIZE": "2",
-                   "DIST_FILE": str(tmp_path / "meeting")}
-    first, second = (subprocess.Popen(command, env={**environment, "RANK": str(rank)}, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2))
-    output, errors = first.communicate(timeout=SECONDS)
-    second.communicate(timeout=SECONDS)
-    assert second.returncode == -signal.SIGKILL and first.returncode == 0, errors[-4000:]
-    lines = json.loads(output.splitlines()[-1])["lines"]
-    assert lines[0] == "rank 1 is lost" and [line.split()[0] for line in lines[1:]] == ["where:", "why:", "do:"], lines
+    first, second = forked.run_all(started(2, os.environ, tmp_path, "loses", "ddp", "killed", str(tmp_path / "run")),
+                                    SECONDS)
+    assert second.returncode == -signal.SIGKILL and first.returncode == 0, first.stderr[-4000:]
+    for lines in json.loads(first.stdout.splitlines()[-1])["lines"]:  # in a step, a function, a save and a load
+        assert lines and lines[0] == "rank 1 is lost", lines
+        assert [line.split()[0] for line in lines[1:]] == ["where:", "why:", "do:"], lines
     assert [one.name for one in checkpoints(tmp_path / "run")] == ["step-000000001", "step-000000002"]
 
 
 @pytest.mark.full
 def test_torchrun_starts_ranks_again_which_go_on_from_the_checkpoint(tmp_path: Path) -> None:
-    for one in ranks(2, "loses", "fsdp", "restarted", str(tmp_path), restarts=1):
+    for one in ranks(2, "loses", "fsdp", "restarted", str(tmp_path), torchrun=True, restarts=1):
         assert one == {"rank": one["rank"], "count": 4, "begun": 2}

@@ -20,7 +20,7 @@ def check(found: list[dict[str, Any]], **programs: int) -> None:
 
 def test_wrapped_models_compile() -> None:
     found = ranks(2, "wrapped")
-    check(found, ddp=ONE_PROGRAM, tensor=ONE_PROGRAM, steps=1)
+    check(found, ddp=ONE_PROGRAM, tensor=ONE_PROGRAM, steps=ONE_PROGRAM)
     for rank in found:
         lines = [text.splitlines() for text in rank["steps"]["refused"]]
         assert [len(one) for one in lines] == [3, 3, 3]

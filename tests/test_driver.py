@@ -3,6 +3,7 @@ on devices that programs are not compiled for run as PyTorch, counted, with the 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.backend.targets import target_of
+from anyshape.backend.targets import TARGETS, target_of
 from anyshape.backend.triton import gpu, toolchain
 from anyshape.backend.triton.driver.driver import Driver, open_driver
 from anyshape.base.config import Config
-from anyshape.base.errors import DeviceError
+from anyshape.base.errors import AnyShapeError, DeviceError
 from anyshape.tools.cli import main
 from fake_driver import FakeDriver
 
@@ -49,19 +50,24 @@ def test_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         Driver("cuda", fake.addresses)
 
 
-@pytest.mark.parametrize("value", ("", None))
-def test_no_visible_device(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
-    if value is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), (
+    ("cuda", "CUDA_VISIBLE_DEVICES", ""), ("hip", "HIP_VISIBLE_DEVICES", ""), ("hip", "ROCR_VISIBLE_DEVICES", "-1"),
+    ("cuda", "", ""), ("hip", "", "")))
+def test_no_visible_device(monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: str) -> None:
+    for other in HIDING:
+        monkeypatch.delenv(other, raising=False)
+    if name:
+        monkeypatch.setenv(name, value)
     fake = FakeDriver()
     fake.fails["init"] = 100
     with pytest.raises(DeviceError) as error:
-        Driver("cuda", fake.addresses)
+        Driver(kind, fake.addresses)
     what, why, do = parts(error)
-    assert what == "the driver of NVIDIA shows no device"
-    assert ("CUDA_VISIBLE_DEVICES of the environment is ''" in why and "unset" in do) == (value == "")
+    assert what == f"the driver of {dict(cuda='NVIDIA', hip='AMD')[kind]} shows no device"
+    assert (f"{name} of the environment is {value!r}" in why and f"unset {name}" in do) == bool(name)
 
 
 def test_a_driver_that_does_not_start() -> None:
@@ -145,13 +151,36 @@ def old_card(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
                   else attribute(pointer, name, device))
 
 
+def hidden_for_hip(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("HIP_VISIBLE_DEVICES", "")
+    patch.setattr(gpu, "is_hip", lambda: True)
+    fake.fails["init"] = 100
+
+
 MISSING: dict[str, tuple[Callable[[FakeDriver, pytest.MonkeyPatch], None], str, str, str]] = {
     "an old driver": (old, "cuda", "the driver of NVIDIA is too old", "install a newer driver"),
     "a hidden card": (hidden, "cuda", "the driver of NVIDIA shows no device", "unset CUDA_VISIBLE_DEVICES"),
+    "a hidden card of AMD": (hidden_for_hip, "cuda", "the driver of AMD shows no device", "unset HIP_VISIBLE_DEVICES"),
     "no Triton": (no_triton, "cuda:0", "Triton, which is not installed", "pip install 'anyshape[gpu]'"),
     "another Triton": (other_triton, "cuda:0", "Triton 2.1.0 is not known", "install one of these"),
     "another number": (lambda fake, patch: None, "cuda:3", "there is no device cuda:3", "name another one"),
     "an old card": (old_card, "cuda:0", "fake is too old", "use another card")}
+
+
+def runs_as_pytorch(what: str, do: str) -> None:
+    """Calls of tensors on the device `meta`: counted, with one warning, and under strict they are an error."""
+    torch._dynamo.reset()
+    anyshape.reset_stats()
+    fast = anyshape.compile(lambda x: torch.softmax(x, 1) + 1)
+    with pytest.warns(UserWarning, match=what):
+        assert fast(torch.empty(3, 4, device="meta")).shape == (3, 4)
+    assert fast(torch.empty(5, 4, device="meta")).shape == (5, 4)
+    (reason, calls), = fast.explain().eager
+    assert anyshape.stats()["eager_calls"] == calls == 2 and what in reason
+    assert do in " ".join(str(fast.explain()).split())
+    with pytest.raises(AnyShapeError) as error:
+        anyshape.compile(lambda x: torch.softmax(x, 1) + 2, strict=True)(torch.empty(3, 4, device="meta"))
+    assert what in str(error.value) and do in str(error.value)
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
@@ -170,6 +199,11 @@ def test_what_a_device_lacks_is_said(name: str, tmp_path: Path, monkeypatch: pyt
         with pytest.raises(DeviceError) as error:
             target_of(Config(), device)
         assert what in error.value.what and do in error.value.do
+        if device == "cuda:0":  # in place of which there are tensors of another device, whose target it is
+            there = functools.partial(gpu.device_target_of, device=device)
+            patch.setattr(gpu, "device_target_of", lambda cache, products, device, graphs: there(cache, products))
+            patch.setitem(TARGETS, "meta", gpu.__name__)
+            runs_as_pytorch(what, do)
     toolchain.module.cache_clear()
 
 

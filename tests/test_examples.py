@@ -6,11 +6,17 @@ import importlib.util
 import resource
 import shutil
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import anyshape
 
 pytest.importorskip("transformers", reason="the example trains a model of transformers: install anyshape[bench]")
 pytest.importorskip("tokenizers", reason="the example makes a vocabulary: install anyshape[demo]")
@@ -64,70 +70,82 @@ def test_a_resumed_run_is_bit_equal(example: ModuleType, model: Path, tmp_path: 
     whole, (two, four) = losses(out), example.checkpoints(out)
     assert [row[0] for row in whole] == ["1", "2", "3", "4"] and whole[3][-1]
     assert "programs served all shapes" in capsys.readouterr().out
+    model_file = (out / "model.safetensors").read_bytes()
     shutil.move(four, tmp_path / "whole")
     torch.manual_seed(99)  # the checkpoint, not this process, says what the random numbers are
     assert example.main(options(model, out, "--steps", "4", "--resume")) == 0
     assert losses(out) == whole
     assert [path.name for path in example.checkpoints(out)] == [four.name], "--keep is 1 now"
     assert not two.exists()
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (four / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    found, expected = (torch.load(path / "training.pt", weights_only=True) for path in (four, tmp_path / "whole"))
-    assert found["position"] == expected["position"] and torch.equal(found["random"], expected["random"])
-    for number, state in expected["optimizer"]["state"].items():
-        assert all(torch.equal(found["optimizer"]["state"][number][name], value) for name, value in state.items())
+    assert (out / "model.safetensors").read_bytes() == model_file
+    for path in (four, tmp_path / "whole"):
+        dcp_to_torch_save(path, path / "all.pt")
+    found, expected = (torch.load(path / "all.pt", weights_only=True) for path in (four, tmp_path / "whole"))
+    assert found["others"] == expected["others"] and torch.equal(found["random"]["0"], expected["random"]["0"])
+    for name, state in expected["optimizer"]["state"].items():
+        assert all(torch.equal(found["optimizer"]["state"][name][key], value) for key, value in state.items())
+    loaded = example.AutoModelForCausalLM.from_pretrained(out)
+    weights = expected["model"]
+    assert all(torch.equal(one, weights[name]) for name, one in loaded.state_dict().items())
+    assert example.AutoTokenizer.from_pretrained(out)("a b")
 
 
 class Stepped:
-    """Stands for a compiled step: no training, and Ctrl-C in the third call."""
+    """Stands for a compiled step: no training, and something else in the third call."""
 
-    def __init__(self, model: object, loss: object, optimizer: torch.optim.Optimizer, **_: object) -> None:
-        optimizer._opt_called = True  # for schedulers, as a step does
-        self.calls = 0
+    def __init__(self, then: Callable[[], object], *given: Any, **_: object) -> None:
+        self.step = anyshape.train_step(*given)
+        self.then = then
+        self.step.settings.optimizer._opt_called = True  # for schedulers, as a step does
         self.norm = torch.ones(())
         self.programs: list[object] = []
+        self.save, self.load = self.step.save, self.step.load
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        self.calls += 1
-        if self.calls == 3:
-            signal.raise_signal(signal.SIGINT)
+        self.step.count += 1
+        if self.step.count == 3:
+            self.then()
         return torch.ones(())
 
-    def state_dict(self) -> dict[str, object]:
-        return {}
+
+def stepped(monkeypatch: pytest.MonkeyPatch, example: ModuleType, then: Callable[[], object]) -> None:
+    monkeypatch.setattr(example, "anyshape", SimpleNamespace(
+        train_step=partial(Stepped, then), compile=anyshape.compile, consolidate=anyshape.consolidate,
+        AnyShapeError=anyshape.AnyShapeError))
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(example: ModuleType, model: Path, tmp_path: Path,
                                             capsys: pytest.CaptureFixture[str],
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example.anyshape, "train_step", Stepped)
+    stepped(monkeypatch, example, lambda: signal.raise_signal(signal.SIGINT))
     before = signal.getsignal(signal.SIGINT)
     assert example.main(options(model, tmp_path)) == example.STOPPED
     assert "stopped after step 3; go on with --resume" in " ".join(capsys.readouterr().out.split())
     assert signal.getsignal(signal.SIGINT) is before
-    assert torch.load(tmp_path / "checkpoint-000003" / "training.pt", weights_only=True)["position"] == 3
+    assert [path.name for path in example.checkpoints(tmp_path)] == ["step-000000003"]
+    assert example.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert example.main(options(model, tmp_path)) == 1
     assert "has checkpoints of an earlier run" in capsys.readouterr().err
     assert example.main(options(model, tmp_path, "--resume", "--seed", "5")) == 1
     assert "--seed 5 contradicts the checkpoint" in capsys.readouterr().err
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(example: ModuleType, model: Path, tmp_path: Path) -> None:
-    loaded = example.AutoModelForCausalLM.from_pretrained(model)
-    tokenizer = example.AutoTokenizer.from_pretrained(model)
-    state = {"step": 1, "random": torch.zeros(100_000)}
-    example.save(tmp_path, 1, loaded, tokenizer, state)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+def test_a_full_disk_keeps_the_checkpoint_before(example: ModuleType, model: Path, tmp_path: Path,
+                                                 capsys: pytest.CaptureFixture[str],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # the real thing: write() fails half way
+    stepped(monkeypatch, example, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1])))
+    monkeypatch.setattr(example, "held_out_loss", lambda *_: 1.0)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        for most in (10_000, 200_000):  # of a file: the weights do not fit; the weights do, the rest does not
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # the real thing: write() fails half way
-            with pytest.raises(example.SaveError, match=r"could not be written(.|\n)*checkpoint-000001"):
-                example.save(tmp_path, 1, loaded, tokenizer, {**state, "step": 2})
+        assert example.main(options(model, tmp_path, "--steps", "4")) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    told = " ".join(capsys.readouterr().out.split())
+    assert "step 4 could not be written" in told and "the last whole one is step-000000002" in told
+    assert [path.name for path in example.checkpoints(tmp_path)] == ["step-000000002"]
 
 
 @pytest.mark.parametrize(("words", "message"), [

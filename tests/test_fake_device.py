@@ -17,13 +17,15 @@ import torch
 import anyshape
 import fake_device
 from anyshape.backend import targets
-from anyshape.backend.triton.runner import StreamRunner
-from anyshape.backend.triton.stream_graphs import StreamGraphs
+from anyshape.backend.cpu.bytecode.format import STEP_DONE
+from anyshape.backend.triton.runner import STEP, StreamRunner
+from anyshape.backend.triton.stream_graphs import Graph, StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
-from anyshape.base.errors import DeviceError, IndexRangeError
+from anyshape.base.errors import DeviceError, IndexRangeError, LimitError
 from anyshape.runtime.call import executable as calls
 from anyshape.runtime.call.unread_status import settle
 from anyshape.runtime.memory.stream_pools import DeviceBlock
+from fake_device import Later
 from fake_driver import ORDERS, FakeDriver
 from models import ZOO
 from test_models import check_shapes, check_train_steps
@@ -296,6 +298,138 @@ def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> No
     torch.testing.assert_close(found, two(x))
 
 
+# ---- what the device refuses
+
+class Refusing:
+    """Kernels that Triton refuses."""
+
+    def __init__(self, kernels: Any) -> None:
+        self.kernels = kernels
+
+    def __call__(self, target: Any, texts: Any) -> Any:
+        found = self.kernels(target, texts)
+        for kernel in found:
+            kernel.codes = self.codes
+        return found
+
+    @staticmethod
+    def codes(sizes: Any, alignments: Any) -> Any:
+        raise DeviceError("Triton does not compile kernel k for fake", why="it has bad luck", do="wait for better")
+
+
+def no_code(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    refusing = Refusing(fake_device.Target.build)
+    patch.setattr(fake_device.Target, "build", lambda self, texts: refusing(self, texts))
+
+
+def no_image(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(fake.fails, "load_module", 209)
+
+
+def no_launch(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(fake.fails, "launch", 701)
+
+
+def no_room(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(fake.fails, "load_module", 2)
+
+
+REFUSALS = {"no code": (no_code, "Triton does not compile kernel k", "wait for better"),
+            "no image": (no_image, "the driver does not load kernel", "install a driver"),
+            "no launch": (no_launch, "error 701", "see what ran before"),
+            "no room": (no_room, "bytes are free", "memory_limit")}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_the_device_refuses_runs_as_pytorch(fake: FakeDriver, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, with the reason, in training too; under strict it is an error, and so it is under a limit."""
+    refuse, what, do = REFUSALS[name]
+    fake.reads = True
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return chain(x @ w)
+
+    with monkeypatch.context() as patch:
+        refuse(fake, patch)
+        fast, strict = anyshape.compile(function), anyshape.compile(function, strict=True)
+        limited = anyshape.compile(function, memory_limit=1 << 40)
+        anyshape.reset_stats()
+        for turn, rows in enumerate((5, 9, 5)):
+            x, w = torch.randn(rows, 4, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+            if turn == 0:
+                with pytest.warns(UserWarning, match=what) as told:
+                    found = fast(x, w)
+                assert do in str(told[0].message) and "test_fake_device.py" in str(told[0].message)
+            else:
+                found = fast(x, w)
+            wanted = function(x, w)
+            torch.testing.assert_close(found, wanted)
+            seed = torch.randn_like(wanted)
+            torch.testing.assert_close(torch.autograd.grad(found, (x, w), seed),
+                                       torch.autograd.grad(wanted, (x, w), seed))
+        assert anyshape.stats()["eager_calls"] == 6
+        assert what in str(fast.explain()) and sum(calls for _, calls in fast.explain().eager) == 6
+        for other, error in ((strict, DeviceError), (limited, LimitError)):
+            with pytest.raises(error, match=what):
+                other(x.detach(), w.detach())
+    if name == "no launch":  # it was of that moment
+        anyshape.reset_stats()
+        torch.testing.assert_close(fast(x, w), function(x, w))
+        assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_a_backward_that_is_refused(fake: FakeDriver) -> None:
+    """Its forward has run on the device: PyTorch reads the tape of that."""
+    fake.reads = True
+    fast = anyshape.compile(chain)
+    for error in (None, 701):
+        x = torch.randn(6, 9, requires_grad=True)
+        y = fast(x)
+        anyshape.reset_stats()
+        seed = torch.randn(6, 9)
+        if error is not None:
+            fake.fails["launch"] = error
+        (found,) = torch.autograd.grad(y, x, seed)
+        torch.testing.assert_close(found, torch.autograd.grad(chain(x), x, seed)[0])
+        assert anyshape.stats()["eager_calls"] == (error is not None)
+    del fake.fails["launch"]
+
+
+def test_what_a_refused_call_has_written_is_not_written_twice(fake: FakeDriver) -> None:
+    def update(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        w.add_(x.sum())
+        return torch.softmax(x.sort(0)[0] * w, 0).cumsum(0)
+
+    fake.reads = True
+    fast = anyshape.compile(update)
+    x, w = torch.randn(5, 7), torch.zeros(())
+    fast(x, w)
+    launches = fake.counts["launch"]
+    fast(x, w)
+    launches = fake.counts["launch"] - launches
+    assert launches > 1
+    launch = fake.launch
+    for refused in range(launches):
+        left = refused
+
+        def some(*arguments: int) -> int:
+            nonlocal left
+            left -= 1
+            return launch(*arguments) if left >= 0 else 701
+
+        fake.launch = some  # type: ignore[method-assign]
+        before, plain = w.clone(), w.clone()
+        wanted = update(x, plain)
+        try:
+            found = fast(x, w)
+        except DeviceError:
+            fake.everything()
+            assert refused and any(torch.allclose(w, one) for one in (before, plain))
+        else:
+            torch.testing.assert_close((found, w), (wanted, plain))
+    fake.launch = launch  # type: ignore[method-assign]
+
+
 # ---- graphs
 
 @pytest.fixture
@@ -378,16 +512,96 @@ def test_a_program_with_steps_of_pytorch_has_no_graph(graphs: FakeDriver) -> Non
     assert not graphs.counts["begin_capture"]
 
 
-def test_a_graph_that_the_driver_refuses_is_an_error(graphs: FakeDriver) -> None:
+@pytest.mark.parametrize("name", ("begin_capture", "end_capture", "instantiate_graph"))
+def test_a_graph_that_the_driver_refuses_is_told_once(graphs: FakeDriver, name: str,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(stream: int, pointer: int) -> int:
+        del graphs.captured[stream]
+        return 801
+
     fast = anyshape.compile(two, strict=True)
     x = torch.randn(5, 7)
     assert again(graphs, fast, x, 2)
-    graphs.fails["instantiate_graph"] = 801
-    with pytest.raises(DeviceError, match="error 801") as error:
-        again(graphs, fast, x, 4)
-    assert error.value.where == "cuGraphInstantiateWithFlags" and not graphs.captured
-    del graphs.fails["instantiate_graph"]
-    assert again(graphs, fast, x, 5) and graphs.counts["launch_graph"]
+    if name == "end_capture":  # a capture that was broken has ended, too
+        monkeypatch.setattr(graphs, name, ended)
+    else:
+        graphs.fails[name] = 801
+    with pytest.warns(RuntimeWarning, match="there is no graph of 0_inference") as told:
+        assert again(graphs, fast, x, 6)
+    text = str(told[0].message)
+    assert len(told) == graphs.counts[name] == 1 and "error 801" in text and "device_graphs" in text
+    assert not graphs.counts["launch_graph"]
+
+
+def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(x @ w).t() @ x, 0) @ v
+
+
+def workspaces(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """Products lay their first operand out in a workspace of the stream, as libraries do."""
+    spaces: dict[int, torch.Tensor] = {}
+
+    def step(self: Any, state: int, number: int) -> int:
+        call, block = self.running[state]
+        later = Later(call, number)
+        left, right, target = later.known.values()
+        space = spaces.setdefault(fake.stream, torch.empty(1000))[:left.numel()].view(left.shape)
+        fake.issue(fake.stream, partial(space.copy_, left))
+        fake.issue(fake.stream, partial(torch.mm, space, right, out=target))
+        block[STEP] = STEP_DONE
+        return 0
+    patch.setattr(fake_device.Loop, "_step", step)
+
+
+def layers_by_turns(fake: FakeDriver, fast: Any, calls: int) -> bool:
+    """Whether calls are right that two streams take turns at, each with memory of its own."""
+    streams = [fake.new_stream() for _ in range(2)]
+    inputs = [[torch.randn(5, 7), torch.randn(7, 6), torch.randn(7, 3)] for _ in streams]
+    good = True
+    for _ in range(calls):
+        found = []
+        for stream, given in zip(streams, inputs, strict=True):
+            with fake.on(stream):
+                found.append(fast(*given))
+        fake.everything()
+        good = good and all(torch.allclose(y, layers(*given), atol=1e-5)
+                            for y, given in zip(found, inputs, strict=True))
+        del found
+        fake.everything()
+    return good
+
+
+def test_products_are_captured(graphs: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has the products between its kernels; those of two streams do not run at once."""
+    workspaces(graphs, monkeypatch)
+    fast = anyshape.compile(layers, strict=True)
+    for order in ORDERS[:4]:
+        graphs.set(order)
+        assert layers_by_turns(graphs, fast, 5), order
+        assert graphs.counts["launch_graph"]
+    x, w, v = torch.randn(5, 7), torch.randn(7, 6), torch.randn(7, 3)
+    for turn in range(6):
+        x.copy_(torch.randn(5, 7))
+        before = graphs.counts["launch"], graphs.counts["launch_graph"]
+        y = fast(x, w, v)
+        graphs.everything()
+        torch.testing.assert_close(y, layers(x, w, v))
+        del y
+        graphs.everything()
+        after = graphs.counts["launch"], graphs.counts["launch_graph"]
+        assert turn < 3 or after == (before[0], before[1] + 1)
+
+
+def test_graphs_that_share_a_workspace_are_found(graphs: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake of letting them run at once."""
+    workspaces(graphs, monkeypatch)
+    fast = anyshape.compile(layers, strict=True)
+    monkeypatch.setattr(Graph, "launch", Graph._launch)
+    found = []
+    for order in ORDERS:
+        graphs.set(order)
+        found.append(layers_by_turns(graphs, fast, 6))
+    assert not all(found)
 
 
 # ---- models

@@ -2,51 +2,21 @@
 counted is what was predicted, and every wait that is left out is found."""
 from __future__ import annotations
 
-import gc
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
-import fake_device
-from anyshape.backend import targets
-from anyshape.base.errors import LimitError
-from anyshape.runtime.budget import greedy_search
 from anyshape.runtime.memory.pinned_store import PinnedReservation
-from anyshape.runtime.specialize import offload_schedule
-from fake_driver import ORDERS, FakeDriver
-from fake_limits import counted, moving, need, store_of
-from limits import limit_of, sizes, step
-
-Moved = tuple[FakeDriver, Any, Any, torch.Tensor, list[tuple[Any, int]], list[torch.Tensor]]
+from fake_driver import ORDERS
+from fake_limits import Moved, counted, moving_device, right, store_of, under_limits
+from limits import limit_of, step
 
 
 @pytest.fixture(scope="module")
 def moved() -> Iterator[Moved]:
-    """A program on the fake device that moves out everything that it can, as that costs nothing; the device, its
-    module, an input, the points of its curve, and what PyTorch gives."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    fake = FakeDriver()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(targets.TARGETS, "fake", fake_device.__name__)
-        patch.setattr(targets, "DEFAULT", "fake")
-        patch.setattr(greedy_search, "EACH", 0.0)
-        patch.setattr(offload_schedule.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_)
-        patch.setattr(fake_device, "DEVICE", [fake])
-        run, module, x, points = moving(fake)
-        needs = [(point, need(run, x, point)) for point in points]
-        limit_of(run).move(needs[-1][1])
-        gc.collect()
-        gc.freeze()  # what is there now is not looked at again, each time that bytes are counted
-        yield fake, run, module, x, needs, step(module, module, x)
-        gc.unfreeze()
-
-
-def right(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
-    return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, wanted, strict=True))
+    with moving_device() as found:
+        yield found
 
 
 def test_predicted_is_counted(moved: Moved) -> None:
@@ -127,42 +97,18 @@ def test_a_missing_wait_is_found(moved: Moved, name: str, monkeypatch: pytest.Mo
     assert alarms(moved, 3) == 0
 
 
-def over_limits(moved: Moved, seed: int, shapes: int) -> int:
-    """How many calls take more than their limit, or less than what was predicted where nothing is rounded: so many
-    shapes under 6 limits each, from all that a step takes to the least that works. Below the least nothing runs."""
-    fake, run, module, _, _, _ = moved
-    fake.set("last stream first")
-    numbers = random.Random(seed)
-    over = 0
-    for _ in range(shapes):
-        x = torch.randn(numbers.randrange(1, 200), 32)
-        limit_of(run).move(1 << 40)
-        module.zero_grad(set_to_none=True)
-        wanted = step(run, module, x)
-        points = list(limit_of(run).tradeoff(sizes(run, x)))
-        least = limit_of(run).least(sizes(run, x))
-        chosen = [points[number * (len(points) - 1) // 4] for number in range(5)]
-        for bytes_ in (*(max(need(run, x, point), least) for point in chosen), least):
-            limit_of(run).move(bytes_)
-            module.zero_grad(set_to_none=True)
-            found = []
-            with counted(fake, run) as most:
-                found = step(run, module, x)
-            assert right(found, wanted)
-            over += most[0] + x.nbytes > bytes_
-        limit_of(run).move(least - 4096)
-        with pytest.raises(LimitError):
-            step(run, module, x)
-    assert not fake.alarms
-    return over
+def check_limits(moved: Moved, seed: int, shapes: int) -> None:
+    found = under_limits(moved, seed, shapes)
+    assert (found.steps, found.over, found.exact, found.refused) == (6 * shapes, 0, 6 * shapes, shapes)
+    assert not moved[0].alarms
 
 
 def test_shapes_and_limits(moved: Moved) -> None:
-    assert over_limits(moved, 0, 2) == 0
+    check_limits(moved, 0, 2)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(20))
 def test_many_shapes_and_limits(moved: Moved, seed: int) -> None:
     """With the others, 200 shapes under 6 limits."""
-    assert over_limits(moved, 1 + seed, 10) == 0
+    check_limits(moved, 1 + seed, 10)

@@ -9,14 +9,14 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import forked
 import fuzzing
 from anyshape.base.config import Config
 from anyshape.ir.parse import parse
@@ -33,14 +33,14 @@ CRASHED = "the process ended with code"
 
 def run_seeds(first: int, count: int, shapes: int) -> list[dict[str, Any]]:
     """The outcome of every seed, from worker processes: a crash is the outcome of its seed."""
-    environment = dict(os.environ, OMP_NUM_THREADS="1",
-                       PYTHONPATH=os.pathsep.join([str(HERE.parent / "src"), str(HERE)]))
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
     found: list[dict[str, Any]] = []
     while len(found) < count:
         start = first + len(found)
         left = count - len(found)
-        done = subprocess.run([sys.executable, str(HERE / "fuzzing.py"), str(start), str(left), str(shapes)],
-                              capture_output=True, text=True, env=environment, timeout=300 + 10 * left)
+        with tempfile.TemporaryDirectory() as folder:
+            done = forked.Run(HERE / "fuzzing.py", [str(start), str(left), str(shapes)], environment,
+                              Path(folder)).done(300 + 10 * left)
         told = [json.loads(line) for line in done.stdout.splitlines()]
         ended = [item for item in told if "seed" in item]
         if len(ended) < left:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import anyshape
+from sampling import rest
 
 SHAPES = [(5, 7), (6, 64), (3, 130), (1, 1), (2, 1), (1, 33), (101, 257), (4, 0), (0, 4), (7, 2), (40, 3)]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -65,7 +66,7 @@ RESIZES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", RESIZES)
+@pytest.mark.parametrize("name", rest(RESIZES, "two", "three", "to a size"))
 def test_resizing(name: str) -> None:
     """By 2, PyTorch shifts positions; by other factors it multiplies them in f32, which may be inexact."""
     function, repeats = RESIZES[name]

@@ -13,6 +13,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import Fixed, native
 from anyshape.backend.cpu.machine.target import host
 from anyshape.frontend.aten.table import BY_SCHEMA
 from anyshape.runtime.torch_ops.reference_interpreter import OWN
+from sampling import crossed
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -46,8 +47,7 @@ def close(found: torch.Tensor, exact: torch.Tensor, bound: float) -> None:
                                                                                exact.numel() else 1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("dtype", "turned"), crossed(DTYPES, [False, True]), ids=str)
 def test_rows_of_groups(fallback: Any, dtype: torch.dtype, turned: bool) -> None:
     def product(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return fallback(x, weights.transpose(1, 2) if turned else weights, ends)

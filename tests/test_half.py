@@ -25,6 +25,7 @@ from anyshape.ir.verify import verify
 from anyshape.plan.ir.program import KernelStep, LibraryStep
 from anyshape.runtime.call.call_frame import Call
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
+from sampling import rest
 
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
@@ -349,7 +350,7 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
 # ---- f32
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", rest([1, 2], 2))
 def test_products_of_f32(threads, monkeypatch):
     """From panels wherever their sizes allow, whatever the processor."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):

@@ -268,7 +268,7 @@ LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "first"), crossed(LAID_OUT, [True, False]))
+@pytest.mark.parametrize(("name", "first"), crossed(LAID_OUT, [True, False], one_in=3))
 def test_results_lie_in_memory_as_eager_pytorch_lays_them_out(name: str, first: bool) -> None:
     """Whether the first call has channels last, or a later one."""
     function = LAID_OUT[name]
@@ -488,3 +488,22 @@ def test_exported_programs_are_copied_and_pickled() -> None:
         warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own trees
         for other in (copy.copy(fast), copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
             torch.testing.assert_close(other(x[:2]), model(x[:2]))
+
+
+def test_a_loop_body_with_its_backward_is_compiled_by_torch_compile_for_a_batch_of_one_too() -> None:
+    """Its graph ends at `backward`, and Dynamo would trace every frame that runs inside of that."""
+    torch._dynamo.reset()
+    model = nn.Linear(3, 2)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.detach() * 2
+
+    fast = torch.compile(body, backend="anyshape", dynamic=True)
+    for rows in (3, 5, 1, 1, 7):
+        x = torch.randn(rows, 3)
+        loss, found = fast(x), model.weight.grad
+        torch.testing.assert_close(loss, body(x))
+        torch.testing.assert_close(found, model.weight.grad)

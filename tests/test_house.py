@@ -25,7 +25,7 @@ kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
-backend/cpu/routines/recurrence  backend/cpu
+backend/cpu/routines/recurrence  backend/cpu/routines/encoding  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
 runtime/driver  runtime/memory  runtime/context  runtime/numpy_ops  runtime/torch_ops/onnx  runtime/torch_ops
 runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime

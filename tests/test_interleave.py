@@ -22,9 +22,10 @@ from anyshape.kernel.schedule.interleave import interleaved
 from anyshape.kernel.schedule.multiversion import versions
 from anyshape.sym.expr import Size, symbol
 from roads import compilation_of
+from sampling import rest
 
-DTYPES = [torch.float32, torch.bfloat16, torch.uint8, pytest.param(torch.int64, marks=pytest.mark.full),
-          *(pytest.param(dtype, marks=pytest.mark.full) for dtype in (torch.float16, torch.float64, torch.int16))]
+DTYPES = rest([torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.float16, torch.float64, torch.int16],
+              torch.bfloat16)
 SIZES = ((7, 33), (1, 1), (0, 5), (5, 0), (17, 1), (2, BLOCK + 37), (3, 4))
 
 

@@ -15,7 +15,7 @@ from comparing import differs, no_worse
 from models import ZOO, Case
 from roads import compilation_of, compiled
 
-QUICK = 6  # shapes per model in the quick run
+QUICK = 4  # shapes per model in the quick run
 FULL = 24
 DEFAULTS = {"defer": True, "calibrate": True}  # what users have; conftest.py sets others for the rest of the tests
 TRAINED_QUICK = ("autoencoder", "conformer", "clicks")

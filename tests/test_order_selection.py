@@ -17,6 +17,7 @@ from anyshape.runtime.inspect.watermark import watched
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from limits import NO_LIMIT, counted
 from roads import compilation_of
+from sampling import rest
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 LITTLE, MUCH = 16, 600  # images: the gradient of the wide layer is made late, or early
@@ -82,7 +83,7 @@ def test_a_train_step_takes_the_order_that_needs_less_at_its_sizes() -> None:
 
 
 @pytest.mark.unguarded
-@pytest.mark.parametrize("count", [LITTLE, MUCH])
+@pytest.mark.parametrize("count", rest([LITTLE, MUCH], MUCH))
 def test_what_is_written_of_the_arena_is_what_the_order_that_runs_needs(count: int) -> None:
     _, step = step_of()
     step(images(3))
@@ -98,7 +99,7 @@ def test_what_is_written_of_the_arena_is_what_the_order_that_runs_needs(count: i
 
 
 @pytest.mark.unguarded
-@pytest.mark.parametrize("count", [LITTLE, MUCH])
+@pytest.mark.parametrize("count", rest([LITTLE, MUCH], LITTLE))
 def test_a_limit_counts_what_the_order_that_runs_needs(count: int) -> None:
     model, step = step_of(memory_limit=NO_LIMIT)
     other, plain = step_of(disable="order")

@@ -113,7 +113,7 @@ def test_adaptive_pools_to_sizes_of_another_input_are_one_program_for_all_sizes(
                 F.adaptive_max_pool3d(x, (2, rows, columns)), F.adaptive_avg_pool1d(x[0], columns))
 
     fast = anyshape.compile(pools, strict=True)
-    for k in range(1, 10):
+    for k in (1, 2, 5, 9):
         y = torch.empty(k, 10 - k)
         x = torch.randint(0, 4, (2, 3, 4 + k, 12 - k)).float()  # the first of several largest is chosen
         results = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anyshape_bench.experiments import exchange, processes, serving, strategies, warm_start
+from anyshape_bench.experiments import exchange, gpu_offline, processes, serving, strategies, warm_start
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
@@ -39,6 +39,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
 # tables inside other pages: the page, and what renders the one file of the folder
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
+    "gpu": ("gpu.md", gpu_offline.table),
     "warm-start": ("using.md", warm_start.table)}
 
 KEPT = sorted(path.name for path in STORED.iterdir() if path.name not in TABLES)

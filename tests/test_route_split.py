@@ -13,6 +13,7 @@ import anyshape
 from anyshape import route
 from anyshape.frontend.programs import split_program
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
+from sampling import rest
 
 WIDTH = 6
 LOADS = ([3, 2, 4], [0, 5, 1], [1, 0, 0], [1, 1, 1], [0, 0, 0], [2, 0, 3])
@@ -128,8 +129,9 @@ def check(run, model, loads, train=False):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), *(
-    pytest.param(kind, False, marks=pytest.mark.full) for kind in ("nested", "larger"))])  # training has both
+@pytest.mark.parametrize(("kind", "train"), rest(  # training has both
+    [*((kind, True) for kind in BRANCHES), ("nested", False), ("larger", False)],
+    ("unlike", True), ("convolution", True), ("nested", True), ("random", True), several=True))
 def test_one_program_serves_every_load(kind, train):
     """No call runs as PyTorch, and gradients of branches without cells are zero."""
     model = Routed(BRANCHES[kind])

@@ -12,6 +12,7 @@ import plan_interpreter
 from anyshape.backend import targets
 from limits import net, step
 from models import ZOO
+from sampling import rest
 from test_house import FILES, imports, name_of
 from test_models import check_half, check_shapes, check_train_steps
 
@@ -52,7 +53,7 @@ def test_it_runs(second: None) -> None:
     assert isinstance(fast.programs[0].executable.runner, plan_interpreter.Runner)
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", rest(USUAL, "mixer", "clicks"))
 def test_models(second: None, name: str) -> None:
     check_shapes(ZOO[name], ZOO[name].shapes(QUICK))
 

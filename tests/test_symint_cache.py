@@ -16,6 +16,7 @@ from anyshape.frontend.autograd.joint_graph_cse import remove_duplicates
 from anyshape.torch_compat.tracing import fake_tensor_cache
 from anyshape.torch_compat.tracing.symint_cache import BINARY, general_tracing, quick_tracing
 from anyshape.torch_compat.versions.backports import newer_rules
+from sampling import rest
 
 
 def methods() -> list[object]:
@@ -174,7 +175,7 @@ def test_a_batch_found_by_dividing_sizes():
     assert len(fast.programs) == 1
 
 
-@pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.parametrize("corners", rest([True, False], True))
 def test_grids_of_every_size(corners):
     def transform(theta, x):
         grid = nn.functional.affine_grid(theta, x.size(), align_corners=corners)

@@ -38,8 +38,8 @@ class Deep(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up = torch.nn.ModuleList(torch.nn.Linear(48, 96) for _ in range(6))
-        self.down = torch.nn.ModuleList(torch.nn.Linear(96, 48) for _ in range(6))
+        self.up = torch.nn.ModuleList(torch.nn.Linear(48, 96) for _ in range(4))
+        self.down = torch.nn.ModuleList(torch.nn.Linear(96, 48) for _ in range(4))
         self.norm = torch.nn.BatchNorm1d(48)
 
     def forward(self, x: Tensor) -> Tensor:

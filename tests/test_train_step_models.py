@@ -154,7 +154,7 @@ class Block(torch.nn.Module):
 def test_attention_in_checkpointed_layers(whole: bool) -> None:
     """PyTorch takes the fused attention for random: in a checkpoint it would be called with the generator's state."""
     torch.manual_seed(0)
-    ours = torch.nn.Sequential(*(Block() for _ in range(3)))
+    ours = torch.nn.Sequential(*(Block() for _ in range(2)))
     theirs = copy.deepcopy(ours)
 
     def loss_fn(model: torch.nn.Sequential, x: Tensor) -> Tensor:
@@ -181,4 +181,4 @@ def test_attention_in_checkpointed_layers(whole: bool) -> None:
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
     assert [program.name for program in fast.programs] == ["0.forward", "0.backward"]
     kept = max(record.kept for record in fast.programs[0].compiled.executable.specializations.values())
-    assert kept <= 3 * 4 * 300 * 16 * 4 + 65536  # what goes into each layer, and nothing from inside
+    assert kept <= 2 * 4 * 300 * 16 * 4 + 65536  # what goes into each layer, and nothing from inside

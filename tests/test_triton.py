@@ -19,7 +19,7 @@ from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.target import HARDWARE
 from anyshape.backend.triton.text import read
-from anyshape.base.errors import AnyShapeError, VerifyError
+from anyshape.base.errors import AnyShapeError, DeviceError, VerifyError
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import kind_of
 from anyshape.kernel.loop_ir.directives import Vectorize
@@ -223,7 +223,7 @@ def test_digamma_compiles() -> None:
 
 def test_a_text_that_triton_refuses() -> None:
     source = read(emit(program(CUMSUM)).replace("tl.associative_scan", "tl.no_such_scan"))
-    with pytest.raises(VerifyError, match="does not compile kernel"):
+    with pytest.raises(DeviceError, match="does not compile kernel"):
         compiled(source, [3, 5], "sm_90")
 
 

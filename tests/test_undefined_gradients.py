@@ -21,6 +21,7 @@ from anyshape.runtime.inspect.watermark import watched
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.torch_compat.versions import api
 from limits import NO_LIMIT, limit_of, same, under
+from sampling import rest
 
 pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 WORDS = 3000
@@ -138,7 +139,7 @@ def test_any_gradients_may_be_absent() -> None:
     # that one
 
 
-@pytest.mark.parametrize("bytes_", (0, NO_LIMIT), ids=("free", "limited"))
+@pytest.mark.parametrize("bytes_", rest((0, NO_LIMIT), 0), ids=("free", "limited"))
 def test_there_are_no_zeros(bytes_: int) -> None:
     torch.manual_seed(0)
     module, tokens = Language(), tokens_of()

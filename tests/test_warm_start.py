@@ -116,6 +116,72 @@ def test_what_is_not_as_it_was_is_traced(compiled: Callable[..., nn.Module], mon
     assert anyshape.stats()["warm_starts"] == 0
 
 
+class Scaled(nn.Module):
+    """Multiplies by numbers of a dictionary, in its order."""
+
+    def __init__(self, numbers: dict[str, float]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in self.numbers.values():
+            x = x * number + 1
+        return x
+
+
+def test_the_order_of_a_dictionary_counts(compiled: Callable[..., nn.Module]) -> None:
+    numbers = {"a": 2.0, "b": 3.0}
+    first = Scaled(numbers)
+    fast = compiled(first)
+    check(fast, first, 0, shapes=((3, 8),))
+    again = Scaled(dict(numbers))
+    check(compiled(again), again, 1, shapes=((3, 8),))  # beside the first one, which is alive
+    other = Scaled({"b": 3.0, "a": 2.0})
+    check(compiled(other), other, 0, 1, shapes=((3, 8),))
+
+
+@torch.compiler.assume_constant_result
+def assumed() -> float:
+    return 2.0
+
+
+@torch.compiler.allow_in_graph
+def untraced(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("anyshape_test_warm::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x, x))
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((2 * x.shape[0], *x.shape[1:]))
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    pytest.param(lambda x: x * assumed(), "assumed to be constant", id="constant"),
+    pytest.param(lambda x: untraced(x) + 1, "untraced as it is", id="function"),
+    pytest.param(lambda x: twice(x) + 1, "the operator anyshape_test_warm", id="operator")])
+def test_what_no_guard_knows_is_traced_in_every_process(compiled: Callable[..., nn.Module], said: str,
+                                                        function: Callable[..., torch.Tensor]) -> None:
+    fast = compiled(function)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(fast(x), function(x))
+    stats = anyshape.stats()
+    assert (stats["warm_not_kept"], stats["fallbacks"]) == (1, 0)
+    assert said in str(fast.explain())
+
+
+def test_ranks_of_a_group_trace(compiled: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer()
+    check(compiled(layer), layer, 0, shapes=((3, 8),))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    fast: nn.Module = compiled(layer)
+    assert fast._anyshape.oblivious.tracing.warm is None
+
+
 def test_settings_and_modes_have_records_of_their_own(compiled: Callable[..., nn.Module]) -> None:
     layer = Layer()
     check(compiled(layer), layer, 0, shapes=((3, 8),))

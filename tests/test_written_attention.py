@@ -18,7 +18,7 @@ from anyshape.base import counters
 from anyshape.base.errors import ConfigError
 from comparing import differs, no_worse
 from roads import compilation_of
-from sampling import rest
+from sampling import rest, some
 
 HEADS, SIZE = 4, 8
 LEAST = torch.finfo(torch.float32).min
@@ -263,8 +263,8 @@ FORMS = (
     Form(changed_on_the_way, refused="changed in place", eager_trains=False),
 )
 FUSED = tuple(form for form in FORMS if not form.refused)
-SHAPES = ((2, 7, 7), (3, 13, 13), (1, 5, 5), (2, 70, 70), (3, 2, 2))
-CROSS = ((2, 7, 11), (1, 13, 2), (2, 5, 67))
+SHAPES = ((2, 7, 7), (1, 5, 5), (2, 70, 70))
+CROSS = ((1, 13, 2), (2, 5, 67))
 
 
 def inputs_of(form: Form, shape: tuple[int, int, int], dtype: torch.dtype, lost: bool = False) -> list[Any]:
@@ -356,8 +356,7 @@ def test_forms(form, training):
 
 
 # the form says what is matched, the dtype what runs it: each of both, and masks whose number is the dtype's
-QUICK = {plain: (torch.float64, torch.bfloat16, torch.float16), bert: (torch.float64, torch.bfloat16),
-         padded: (torch.bfloat16,), triangle: (torch.float16,), bmm: (torch.bfloat16,)}
+QUICK = {plain: (torch.float64,), bert: (torch.bfloat16,), triangle: (torch.float16,)}
 
 
 @pytest.mark.parametrize(("form", "dtype"), [
@@ -374,8 +373,8 @@ def test_dtypes(form, dtype):
             check(fast, model, inputs_of(form, shape, dtype), training)
 
 
-@pytest.mark.parametrize("form", [plain, gpt, bert, padded_infinite, einsum_lengths_first, grouped, bmm],
-                         ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", rest([plain, gpt, bert, padded_infinite, einsum_lengths_first, grouped, bmm],
+                                      bert, einsum_lengths_first, grouped), ids=lambda form: form.__name__)
 def test_autocast(form):
     row = next(one for one in FORMS if one.function is form)
     model = Attend(form)
@@ -413,7 +412,8 @@ def test_rows_without_a_key(form, dtype, training):
     assert all(note.taken for note in notes_of(fast))
 
 
-@pytest.mark.parametrize("form", [plain, gpt, bert, padded_infinite, triangle], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", rest([plain, gpt, bert, padded_infinite, triangle], bert, triangle),
+                         ids=lambda form: form.__name__)
 def test_what_is_no_number_goes_where_it_went(form):
     """In queries and in keys, by the same two programs, which know no values."""
     row = next(one for one in FORMS if one.function is form)
@@ -427,7 +427,7 @@ def test_what_is_no_number_goes_where_it_went(form):
 
 
 def test_sizes_of_nothing():
-    for form in (plain, triangle, padded_infinite):
+    for form in (triangle, padded_infinite):
         row = next(one for one in FORMS if one.function is form)
         model = Attend(form)
         fast = anyshape.compile(model)
@@ -438,18 +438,18 @@ def test_sizes_of_nothing():
 
 
 def test_masks_that_leave_every_row_a_key_need_nothing_more():
-    for form, wanted in ((triangle, True), (compared, True), (gpt, False), (padded_infinite, False)):
+    for form, wanted in ((compared, True), (padded_infinite, False)):
         row = next(one for one in FORMS if one.function is form)
         fast = anyshape.compile(Attend(form), strict=True)
         results_of(fast, inputs_of(row, (2, 7, 7), torch.float32), True)
         assert ("rows without a key" not in notes_of(fast)[0].what) == wanted, form
 
 
-@pytest.mark.parametrize("make", [
+@pytest.mark.parametrize("make", some([
     lambda n: torch.ones(n, n).tril(-1), lambda n: torch.ones(n, n).tril()[1:], lambda n: torch.ones(n, n).triu(),
     lambda n: (torch.arange(n)[None, :] < torch.arange(n)[:, None]).float(),
     lambda n: (torch.arange(n)[:, None] <= torch.arange(n)[None, :]).float(),
-    lambda n: torch.ones(n, n).tril() * 0.0, lambda n: torch.full((n, n), 0.5).tril().int()],
+    lambda n: torch.ones(n, n).tril() * 0.0, lambda n: torch.full((n, n), 0.5).tril().int()], 3, 1),
     ids=["below", "cut", "upper", "less", "exchanged", "times", "whole"])
 def test_masks_that_look_like_triangles(make):
     """Each has rows without a key (or may have), which are NaN."""

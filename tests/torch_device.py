@@ -1,6 +1,7 @@
 """The test accelerator (tests/torch_device.cpp) as a target: PyTorch's device and allocator, behind the fake driver."""
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,9 @@ class TorchMemory:
         return torch.empty(bytes_, dtype=torch.uint8, device=NAME)
 
     def uses(self, memory: torch.Tensor, stream: int) -> None: ...
+
+    def captured(self, stream: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def resident(self) -> int:
         return int(self.extension.bytes()[0])

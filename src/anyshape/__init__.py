@@ -283,7 +283,8 @@ def consolidate(checkpoint: Any, path: Any, *, rest: Any = None) -> None:
         checkpoint: a checkpoint, or a folder of them, of which the newest is taken.
         path: the file; one that is there is replaced when the new one is whole.
         rest: a second file, for all else: optimiser states as `optimizer.state.<parameter>.<name>`, random state and
-            averages as tensors, and what is no tensor as JSON in the file's metadata. None: it is left out.
+            averages as tensors, and what is no tensor as JSON in the file's metadata. None: it is left out. The same
+            file: it has all, the parameters as `model.<name>`.
 
     Raises:
         InputError: it is no checkpoint. OutputError: a file cannot be written.

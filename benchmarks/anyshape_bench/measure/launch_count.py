@@ -18,8 +18,8 @@ from typing import Any
 
 from torch._inductor.output_code import CompiledFxGraph
 
-from anyshape.frontend.programs.compile_program import PlainProgram
 from anyshape.frontend.programs.graph_partition import SplitProgram
+from anyshape.frontend.programs.plain_program import PlainProgram
 from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, TiledGemmStep, parts_of
 
 # what generated code calls that computes nothing

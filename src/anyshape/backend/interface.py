@@ -210,6 +210,10 @@ class HostRoutines(Protocol):
                    near: array[int] | None) -> int:
         """Which items are alive with which, and how many pairs there are."""
 
+    def live_peak(self, columns: array[int], count: int, steps: int) -> int:
+        """The largest sum of bytes that are live at one of the points 0 .. steps. columns: int64, bytes, first and last
+        steps of `count` items side by side."""
+
     @property
     def budget_search(self) -> Any:
         """The search for what to recompute or to offload: see runtime/budget/greedy_search.py."""

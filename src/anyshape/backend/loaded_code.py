@@ -16,6 +16,7 @@ class LoadedKernel:
     blocks: int64(int64* block), number of row blocks at these sizes.
     scratch: int64(int64* block), bytes of scratch that one thread needs; the caller aligns it to 64 bytes.
     work: int64(int64* block), estimated scalar operations, for the choice between one thread and many.
+    key: by which its object code is kept; "": it is not.
     """
 
     name: str
@@ -24,6 +25,7 @@ class LoadedKernel:
     scratch: int
     work: int
     keep: object = field(repr=False, compare=False)
+    key: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

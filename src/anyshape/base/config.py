@@ -71,7 +71,7 @@ class Config:
     planning_seconds: int = _knob(0, "seconds of processor time that an integer program (HiGHS, in `anyshape[plan]`) "
                                      "may look for a better order of a program's steps, where the search leaves room")
     device_graphs: int = _knob(0, "on a GPU: after so many calls of the same addresses, a program whose steps are all "
-                                  "kernels and copies is issued as one CUDA graph (HIP graph); 0: never")
+                                  "kernels, products and copies is issued as one CUDA graph (HIP graph); 0: never")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
                               "have taken as long as tracing it takes")

@@ -31,6 +31,18 @@ class InputError(AnyShapeError):
     """The caller's arguments do not fit the compiled program (dtype, rank, device, number, size)."""
 
 
+class InputTypeError(InputError, TypeError):
+    """The same, where eager PyTorch raises a TypeError."""
+
+
+class InputValueError(InputError, ValueError):
+    """The same, where eager PyTorch raises a ValueError."""
+
+
+class InputIndexError(InputError, IndexError):
+    """The same, where eager PyTorch raises an IndexError."""
+
+
 class LimitError(AnyShapeError, MemoryError):
     """A call cannot be done within the limit in bytes that was set; nothing of it has run.
 
@@ -56,7 +68,22 @@ class DivisionError(AnyShapeError, ZeroDivisionError):
 
 
 class DeviceError(AnyShapeError):
-    """A device cannot be used: it has no driver, or an old one, or not enough memory; or its driver refuses a call."""
+    """A device cannot be used: it has no driver, or an old one, or not enough memory; or its driver refuses a call, or
+    a kernel does not compile for it.
+
+    Attributes:
+        code: the driver's own number of the error; 0: it is none of the driver's.
+        reached: of a call that was refused while it ran, the last step of its plan that has begun; -1: none has; None:
+            not known.
+    """
+
+    code: int = 0
+    reached: int | None = None
+
+    def within(self, where: str) -> DeviceError:
+        """The same, of a user's line."""
+        inside = f"{self.where}: " if self.where else ""
+        return DeviceError(self.what, where=where, why=f"{inside}{self.why}", do=self.do)
 
 
 class DataError(AnyShapeError, AssertionError, ValueError):

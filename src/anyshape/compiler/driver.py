@@ -20,6 +20,7 @@ from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
 from anyshape.compiler.stages import KERNELS, LLVM, check_names, stages_of
 from anyshape.compiler.undefined_gradients import given, zeros_of
+from anyshape.ir.asynchronous import WAIT
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.ir_dumps import Edits, edits, publish
 from anyshape.ir.pass_manager import History
@@ -65,7 +66,8 @@ def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config,
     """
     from anyshape.compiler.link import link_pair
     target = target_of(config) if target is None else target
-    first, note = plan_graph(forward, target, config, None, needed, whole), ""
+    gathered = frozenset() if backward is None or not config.limited else _gathered(forward, backward.graph)
+    first, note = plan_graph(forward, target, config, None, needed, whole, gathered), ""
     if backward is not None:
         try:
             second = plan_graph(backward.reading(first.plan), target, config, first, backward.needed, whole)
@@ -88,9 +90,10 @@ def compile_graph(graph: Graph, config: Config, target: Target | None = None) ->
 
 
 def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGraph | None = None,
-               needed: tuple[Size, ...] = (), whole: bool = False) -> PlannedGraph:
-    """The plans of one graph and its kernels. forward: of a backward, the graph whose memory and tape it shares; the
-    others: see `compile_pair`."""
+               needed: tuple[Size, ...] = (), whole: bool = False,
+               gathered: frozenset[str] = frozenset()) -> PlannedGraph:
+    """The plans of one graph and its kernels. forward: of a backward, the graph whose memory and tape it shares.
+    gathered: see `segments`. The others: see `compile_pair`."""
     clock = _Clock()
     history = History()
     check_names(config)
@@ -103,7 +106,7 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
     parts: tuple[RecomputeSegment, ...] = ()
     again: list[_Again] = []
     if config.limited and forward is None and graph.saved:
-        parts = segments(graph, storage(graph, FusionBlocklist(target.unsupported)).base())
+        parts = segments(graph, storage(graph, FusionBlocklist(target.unsupported)).base(), gathered)
         graph = _with_inputs_saved(graph, parts)
     elif config.limited and forward is not None and forward.segments:
         graph, again = _again(graph, forward, target, config)
@@ -206,6 +209,14 @@ def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph 
         # where results and gradients are alive until the backward has ended, its order matters less than that its
         # forward knows it
         not graph.saved if forward is None else forward.plan.whole)
+
+
+def _gathered(forward: Graph, backward: Graph) -> frozenset[str]:
+    """What both graphs wait for, by one name: weights of which each rank has a part."""
+    first, second = ({v.name for node in graph.nodes if node.op == "extern" and node.attr("target") == WAIT
+                      for v in node.outputs}
+                     for graph in (forward, backward))
+    return frozenset(first & second)
 
 
 def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Graph:

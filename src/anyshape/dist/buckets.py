@@ -14,7 +14,7 @@ there is one for some fifteen tensors: of a llama of 4 layers, with 39 parameter
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
@@ -23,8 +23,9 @@ from anyshape.ops.collective import COLLECTIVES
 from anyshape.sym.expr import Size
 
 BUCKET_BYTES = 100 << 20  # the most of one message, which is memory while it is under way
-# the same of weights that are gathered: they are held from then on, and nothing hides the first ones. On the loopback
-# (dist/mesh.py) a message of so many bytes takes 40 times as long as it takes to begin
+# the same of what is dealt out: of weights that are gathered, which are held from then on, and nothing hides the first
+# ones; of gradients that are scattered, each in a message longer than they are. On the loopback (dist/mesh.py) a
+# message of so many bytes takes 40 times as long as it takes to begin
 GATHER_BYTES = 8 << 20
 TENSORS = 15  # that a bucket is for
 JOINED = ("all_reduce", "reduce_scatter", "all_gather")
@@ -86,7 +87,8 @@ class _Walk:
         self.blocked.update(v.name for v in node.outputs)
         count = self.buckets[key]
         share = self.left[key] * 2 ** (count - 1) // (2 ** count - 1)
-        if self.facts.hint(bucket.bytes) >= min(self.limit, share):
+        most = self.limit if node.op == "all_reduce" else min(self.limit, GATHER_BYTES)
+        if self.facts.hint(bucket.bytes) >= min(most, share):
             self.buckets[key] = max(1, count - 1)
             self.send()
 
@@ -179,10 +181,10 @@ def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     return graph.replace(nodes=_Walk(graph, limit, joined).run())
 
 
-def messages_text(graph: Graph) -> str:
-    """The collectives of a step's graph in words."""
+def messages_text(graphs: Sequence[Graph]) -> str:
+    """The collectives of a step's graphs in words."""
     counts: dict[str, list[Size]] = {}
-    for node in graph.nodes:
+    for node in (node for graph in graphs for node in graph.nodes):
         if node.op in COLLECTIVES:
             values = node.outputs if node.op == "all_gather" else tuple(node.values())
             size: Size = sum((v.tensor.bytes for v in values), start=0)  # type: ignore[assignment]

@@ -9,9 +9,11 @@ A call for which no program is there may also run as PyTorch does, for now: see 
 """
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
+import threading
 import time
 import types
 import weakref
@@ -86,7 +88,7 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class TracingMode:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("__weakref__", "call", "copied", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "copied", "door", "opened", "own", "tracing", "turn", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
@@ -107,7 +109,7 @@ class TracingMode:
             elif part is not None:
                 program = part.program(program)
             if warm is not None and part is None:
-                warm.made = program
+                warm.compiled(gm, program)
             piece = tracing.piece()
             if piece and tracing.sharded and compilation.config.strict:
                 refuse(compilation.config, piece)
@@ -128,13 +130,17 @@ class TracingMode:
         self.copied = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
         self.call = self.copied.call
         self.tracing = tracing
+        # no Python of the user's runs in one graph that could wait for another thread
+        self.turn = threading.RLock() if oblivious and not compilation.config.beside else None
         tracing.sharded = sharded
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
-        """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
+        """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was.
+        Threads whose first calls come at once wait for one program, instead of making one each."""
         outer, self.underway.call = self.underway.call, call
         try:
-            result = self.call(*arguments, **keywords)
+            with contextlib.nullcontext() if self.opened or self.turn is None else self.turn:
+                result = self.call(*arguments, **keywords)
         finally:
             self.underway.call = outer
         codes = self.tracing.codes

@@ -13,7 +13,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError, Unsupported
 from anyshape.frontend.api import CompiledCallable
-from anyshape.frontend.checkpoint.save_load import Saver, consistently, found_in, load_into, newest
+from anyshape.frontend.checkpoint.save_load import Saver, consistently, examine, found_in, missing, newest, take
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
@@ -45,8 +45,8 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
-from anyshape.runtime.collectives.agreement import RankError
-from anyshape.runtime.collectives.lost_rank import leave_words, lost
+from anyshape.runtime.collectives.agreement import RankError, together
+from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -95,9 +95,9 @@ class TrainStep:
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
         if strategy is not None:
-            self._peers = meet(strategy, inner, optimizer)
+            meet(strategy, inner, optimizer)
         if strategy is not None and strategy != AUTO:
-            self._whole.state.distribution = distribution_of(strategy, self._names)
+            self._whole.state.distribution = distribution_of(strategy, self._names, settings.config.limited)
         self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = CompiledCallable(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
@@ -125,7 +125,7 @@ class TrainStep:
             except Exception as error:
                 if self.settings.strategy is None or isinstance(error, RankError):
                     raise
-                found = lost(error, self._peers)
+                found = lost(error)
                 if found is None:
                     leave_words(error)  # the others hear of it when this process ends
                     raise
@@ -152,7 +152,7 @@ class TrainStep:
             if state.distribution is None:  # the search needs a batch
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
-                state.distribution = distribution_of(found.strategy, self._names)
+                state.distribution = distribution_of(found.strategy, self._names, one.config.limited)
                 if found.search is not None:
                     self.compilation.strategy.append(str(found.search))
             arguments, keywords = as_batch((arguments, keywords))
@@ -201,7 +201,7 @@ class TrainStep:
     def finish(self) -> None:
         """Ends a step of which fewer than `accumulate` batches have run, such as at the end of an epoch: the update is
         made by the mean of the gradients gathered so far. Does nothing where there are none."""
-        with self._lock:
+        with self._lock, told_of_lost_ranks():
             if self.position == 0:
                 return
             with DeferInterrupts():
@@ -223,7 +223,11 @@ class TrainStep:
         to evaluate, to save, or to load a state. Without a strategy it does nothing.
         """
         distribution = None if self._apart is not None else self._whole.state.distribution
-        with nullcontext() if distribution is None else distribution.whole():
+        with ExitStack() as entered:
+            if distribution is not None:
+                with told_of_lost_ranks():
+                    together(distribution.mesh, "whole")
+                    entered.enter_context(distribution.whole())
             yield
 
     def _refuse_alone(self, why: str) -> None:
@@ -349,11 +353,13 @@ class TrainStep:
             raise ConfigError(f"keep is {keep!r}", why="it is the number of checkpoints that stay",
                               do="give a whole number from 1 on")
         one = self.settings
-        with self._lock:
+        with self._lock, told_of_lost_ranks():
             self._saver.wait()
             distribution = None if self._apart is not None else self._whole.state.distribution
-            found = found_in(self._state(), one.model, one.optimizer, one.scaler, others, distribution,
-                             self._saver.rank)
+            if distribution is not None:
+                together(distribution.mesh, "save")
+            found = consistently(self._saver, lambda: found_in(
+                self._state(), one.model, one.optimizer, one.scaler, others, distribution, self._saver.rank))
             self._saver.save(Path(folder), found, self.count, keep, wait)
 
     def wait_for_save(self) -> None:
@@ -362,7 +368,7 @@ class TrainStep:
         Raises:
             OutputError: it could not be.
         """
-        with self._lock:
+        with self._lock, told_of_lost_ranks():
             self._saver.wait()
 
     def load(self, folder: str | Path, *, missing_ok: bool = False, **others: Any) -> int:
@@ -378,21 +384,24 @@ class TrainStep:
             The count of steps made; 0 without a checkpoint.
 
         Raises:
-            InputError: there is none, or it is of another model or optimiser: it says which names differ.
+            InputError: there is none, it cannot be read, or it is of another model or optimiser: it says which names
+                differ. Nothing has been changed then.
         """
         one = self.settings
-        with self._lock:
+        with self._lock, told_of_lost_ranks():
             self._saver.wait()
+            if self._apart is None and self._whole.state.distribution is not None:
+                together(self._whole.state.distribution.mesh, "load")
             path = newest(Path(folder), self._saver.is_distributed)
             if path is None:
                 if missing_ok:
                     return self.count
-                raise InputError(f"there is no checkpoint in {folder}", why="no folder in it has a .metadata",
-                                 do="give a folder of TrainStep.save, or missing_ok=True to begin without")
-            with self.whole():
-                state = consistently(self._saver, lambda: load_into(path, one.model, one.optimizer, one.scaler, others,
-                                                                    self._saver.rank))
-                self.load_state_dict(state)
+                raise missing(Path(folder))
+            found = consistently(self._saver, lambda: examine(path, one.model, one.optimizer, self.averages, others,
+                                                              self._saver.rank))
+            with DeferInterrupts(), self.whole():  # it is loaded whole, or not at all
+                self.load_state_dict(consistently(
+                    self._saver, lambda: take(found, one.model, one.optimizer, one.scaler, others)))
             return self.count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:

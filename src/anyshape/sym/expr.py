@@ -38,13 +38,14 @@ Monomial = tuple[tuple[Atom, int], ...]
 class Expr:
     """A polynomial with at least one symbol; immutable, equal by value, hashable."""
 
-    __slots__ = ("_hash", "_symbols", "terms")
+    __slots__ = ("_hash", "_symbols", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]) -> None:
         self.terms = terms
         self._hash = hash(terms)
         self._symbols: frozenset[str] | None = None
+        self._text: str | None = None  # kept: sizes are sorted by it, and hold others again and again
 
     def __hash__(self) -> int:
         return self._hash
@@ -87,7 +88,9 @@ class Expr:
         raise TypeError(f"a symbolic size has no truth value: {self}; ask Facts.prove")
 
     def __str__(self) -> str:
-        return text_of(self.terms)
+        if self._text is None:
+            self._text = text_of(self.terms)
+        return self._text
 
     def __repr__(self) -> str:
         return f"Expr({self})"

@@ -10,7 +10,7 @@ from anyshape.sym.floats import float_of
 def call_text(op: str, args: Sequence[Any]) -> str:
     """The text of a call: a floor division with its sign, the others by name."""
     if op == "floordiv":
-        a, b = (str(x) if str(x).isalnum() else f"({x})" for x in args)
+        a, b = (text if text.isalnum() else f"({text})" for text in map(str, args))
         return f"{a}//{b}"
     if op == "scaled":
         return f"scaled({args[0]}, {float_of(args[1])!r})"

@@ -191,6 +191,9 @@ CALLS = {
     f"{DYNAMO}utils.CleanupManager.instance": Name("lets go of what was compiled", KEPT),
     f"{SHAPES}ShapeEnv": Name("lets go of what a trace knew about sizes", KEPT),
     f"{DYNAMO}eval_frame.skip_code": Name("threads that capture at once", "such a thread may run its call as PyTorch"),
+    **{path: Name("backwards that Dynamo leaves as they are", "each backward takes some microseconds longer")
+       for path in ("torch._C._dynamo.eval_frame.set_code_exec_strategy", f"{DYNAMO}types.FrameExecStrategy",
+                    f"{DYNAMO}types.FrameAction")},
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._stance": Name("calls without torch's wrappers", WRAPPED),
@@ -237,6 +240,8 @@ WARM_START = {path: Name("programs that a second process takes from the cache", 
     f"{DYNAMO}output_graph.OutputGraphCommon", f"{DYNAMO}output_graph.OutputGraphGuardsState",
     f"{DYNAMO}types.GuardedCode", f"{DYNAMO}types.wrap_guarded_code", f"{DYNAMO}utils.CleanupHook",
     f"{DYNAMO}bytecode_transformation._unique_id_counter", "torch._guards.GuardsSet", "torch._guards.CompileId",
+    f"{DYNAMO}variables.functions", f"{DYNAMO}variables.functions.invoke_and_store_as_constant",
+    f"{DYNAMO}variables.nn_module", "torch._logging.trace_structured",
     "torch.overrides._get_current_function_mode_stack", "torch.utils._device", "torch.utils._ordered_set.OrderedSet")}
 
 NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}

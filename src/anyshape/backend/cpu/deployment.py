@@ -92,7 +92,7 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
 
     found = {"host": code(emit_host())}
     entries = {name: KERNELS + 4 * i for i, name in enumerate(programs)}
-    for dtype in encode(plan, entries, target.autotune)[1]:
+    for dtype in encode(plan, entries, target.autotune, target.native.fill)[1]:
         for number, (emit, names) in enumerate(FAMILIES):
             text = emit(machine, (dtype,))
             if any(f"@{name}(" in text for name in names):

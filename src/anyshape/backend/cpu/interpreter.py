@@ -70,8 +70,9 @@ from anyshape.backend.cpu.native.compiler import (
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
 from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_grouped_convs
+from anyshape.backend.cpu.routines.encoding.fill import fill_template
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
-from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
+from anyshape.backend.cpu.routines.offset_assignment import live_peak, neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
@@ -271,4 +272,4 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
 
 def emit_host() -> str:
     """LLVM text of the host's routines, which are called from outside."""
-    return translate(run_plan, measure, search, neighbours)
+    return translate(run_plan, measure, search, neighbours, live_peak, fill_template)

@@ -29,7 +29,8 @@ from anyshape.backend.interface import ObjectCache, PythonSteps
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
 WORD = ctypes.c_int64
-HOST = ("run_plan", "measure", "search", "neighbours")  # what is called of the module "host"
+# what is called of the module "host"
+HOST = ("run_plan", "measure", "search", "neighbours", "live_peak", "fill_template")
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
 FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
             (softmax_rows.emit_attention, softmax_rows.routines()),
@@ -62,9 +63,11 @@ class NativeRoutines:
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
+        self.fill = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p, WORD, *[ctypes.c_void_p] * 2)(address["fill_template"])
         self._search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
                                         *[ctypes.c_void_p] * 3)(address["search"])
         self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
+        self._live_peak = ctypes.CFUNCTYPE(WORD, WORD, ctypes.c_void_p, WORD, ctypes.c_void_p)(address["live_peak"])
         self.load = (WORD * 3)()  # of the machine: backend/cpu/routines/threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
@@ -98,9 +101,7 @@ class NativeRoutines:
             return self.code.routines(module, names)
         # LLVM is not there in every process that runs programs
         from anyshape.backend.cpu.llvm import jit
-        written = text()
-        found = [name for name in names if f"@{name}(" in written]
-        return jit.load(written, found, self.machine, self.cache) if found else Routines({}, None)
+        return jit.load_module(module, text, names, self.machine, self.cache)
 
     def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
         """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.
@@ -146,6 +147,11 @@ class NativeRoutines:
         address = _address(columns)
         return int(self._neighbours(count, fixed, _address(order), address + 8 * count, address + 16 * count,
                                     _address(starts), None if near is None else _address(near)))
+
+    def live_peak(self, columns: array[int], count: int, steps: int) -> int:
+        """See `HostRoutines`."""
+        changes = array("q", bytes(8 * (steps + 2)))
+        return int(self._live_peak(count, _address(columns), steps, _address(changes)))
 
     @property
     def budget_search(self) -> _BudgetSearch:

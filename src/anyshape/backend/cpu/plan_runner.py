@@ -50,7 +50,7 @@ class CpuPlanRunner:
         self.kernels = tuple(kernels)
         self.native = native
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(kernels)}
-        self.sizes, dtypes = encode(plan, entries, products)
+        self.sizes, dtypes = encode(plan, entries, products, native.fill)
         self.functions = native.functions(kernels, dtypes)
         slots = self.sizes.slots
         self.workspace = host.SLOTS + len(slots)
@@ -67,12 +67,14 @@ class CpuPlanRunner:
 
     def specialize(self, placement: Placement) -> CpuPayload:
         """See `PlanRunner`."""
-        steps = without(placement.encoded, placement.skipped) if placement.skipped else placement.encoded
-        if placement.actions:
-            steps = with_actions(steps, placement.actions, len(self.plan.steps))
+        steps = placement.encoded
+        if placement.skipped or placement.actions:
+            some = without(steps[:-1], placement.skipped)
+            steps = int64_array([*with_actions(some, placement.actions, len(self.plan.steps)), host.END])
         first = host.HEAD_WORDS + len(placement.offsets)
         words = int64_array((placement.kept, 0, first, self.workspace, placement.given, placement.empty,
-                             len(placement.offsets) // 2, *placement.offsets, *steps, host.END))
+                             len(placement.offsets) // 2, *placement.offsets))
+        words += steps
         address = words.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()
         calls = self.native.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))

@@ -1,7 +1,7 @@
 """The CPU as a target: kernels by LLVM, products by our routines or the library's, plans by a native interpreter."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -57,6 +57,11 @@ class CpuTarget:
         # LLVM is not there in every process that runs programs
         from anyshape.backend.cpu.llvm.jit import build
         return build(texts, self.machine, self.native.cache)
+
+    def kept(self, keys: Mapping[str, str]) -> Sequence[LoadedKernel] | None:
+        """Kernels that were built before, by name and key; None where their object code is gone."""
+        from anyshape.backend.cpu.llvm.jit import kept
+        return kept(keys, self.native.cache)
 
     def multiplies(self, dtype: str) -> bool:
         """See `Target`."""

@@ -26,7 +26,7 @@ from anyshape.backend.triton.kernel import (
     KernelSource,
     KernelVersion,
 )
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import AnyShapeError, DeviceError
 
 POINTERS = {"f32": "*fp32", "f64": "*fp64", "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8",
             "bool": "*i1", "bf16": "*bf16", "f16": "*fp16"}
@@ -46,13 +46,14 @@ class Compiler:
     def __init__(self, architecture: str, cache: ObjectCache | None = None, guarded: bool = False) -> None:
         self.architecture, self.cache, self.guarded = architecture, cache, guarded
         self.made: dict[tuple[str, KernelVersion], DeviceKernel] = {}
+        self.refused: dict[tuple[str, KernelVersion], tuple[str, str, str]] = {}  # what, why, what to do
         self.lock = threading.Lock()
 
     def compile(self, wanted: Sequence[Wanted], threads: int = 0) -> list[DeviceKernel]:
         """These versions as machine code, in order. threads: at most; 0: one for each core.
 
         Raises:
-            VerifyError: Triton refuses a text. AnyShapeError: there is no Triton.
+            DeviceError: Triton refuses a text, which it is asked once, or there is no Triton.
         """
         keys = [(source.text, version) for source, version in wanted]
         with self.lock:
@@ -69,7 +70,16 @@ class Compiler:
             return [self.made[key] for key in keys]
 
     def _one(self, pair: Wanted) -> DeviceKernel:
-        source, version = pair
+        known = self.refused.get((pair[0].text, pair[1]))
+        if known is not None:
+            raise DeviceError(known[0], why=known[1], do=known[2])
+        try:
+            return self._code(*pair)
+        except AnyShapeError as error:
+            self.refused[pair[0].text, pair[1]] = error.what, error.why, error.do
+            raise DeviceError(error.what, why=error.why, do=error.do) from error
+
+    def _code(self, source: KernelSource, version: KernelVersion) -> DeviceKernel:
         key = object_key(source, version, self.architecture, self.guarded)
         data = self.cache.get(key) if self.cache is not None else None
         if data is None:
@@ -116,7 +126,8 @@ def assembled(source: KernelSource, version: KernelVersion, architecture: str, g
     finally:
         toolchain.forget(space)
     if made.scratch:
-        raise VerifyError(f"kernel {source.name} wants memory of Triton's own", do="report this as a bug")
+        raise DeviceError(f"kernel {source.name} wants memory of Triton's own", why=f"{made.scratch} bytes",
+                          do="report this as a bug of the compiler")
     return made
 
 

@@ -1,6 +1,7 @@
 """Kernel launches as words: what the launch loop reads of the launch of a compiled kernel, and of a copy."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +18,7 @@ from anyshape.backend.triton.kernel import (
     KernelSource,
     KernelVersion,
 )
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DeviceError, VerifyError
 from anyshape.sym.expr import evaluate
 
 _launch, _copy, _check = (step.encoder() for step in (loop.LaunchStep, loop.DeviceCopyStep, loop.CheckStep))
@@ -37,9 +38,9 @@ class LaunchableKernel(Protocol):
     def sizes(self) -> Sequence[str]:
         """Names of its sizes, in order."""
 
-    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
-        """The code for these sizes: of several the first one runs whose `version.alignment` all addresses have; the
-        last one takes any."""
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> Sequence[DeviceKernel]:
+        """The code for these sizes, and for addresses that are multiples of one of `alignments`: of several the first
+        one runs whose `version.alignment` all addresses have; the last one takes any."""
 
 
 class VersionedKernel:
@@ -51,25 +52,36 @@ class VersionedKernel:
         self.source = source
         self.compiler = compiler
 
-    def wanted(self, sizes: Sequence[int]) -> list[tuple[KernelSource, KernelVersion]]:
-        """The versions for these sizes, for addresses that are aligned and for others."""
-        chosen = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
+    def wanted(self, sizes: Sequence[int],
+               alignments: Sequence[int] = ALIGNMENTS) -> list[tuple[KernelSource, KernelVersion]]:
+        """The versions for these sizes, for addresses of each of these alignments."""
+        chosen = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in alignments)
         return [(self.source, version) for version in chosen]
 
-    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> Sequence[DeviceKernel]:
         """See `LaunchableKernel`."""
-        return self.compiler.compile(self.wanted(sizes))
+        return self.compiler.compile(self.wanted(sizes, alignments))
 
 
-def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int]]]) -> None:
-    """Compiles the versions of all launches of a plan at once, on several threads."""
+def alignments_of(aligned: Sequence[bool], offsets: Sequence[int]) -> Sequence[int]:
+    """The alignments that the addresses of a launch may have. aligned: whether it is known that memory begins at a
+    multiple of 16, as what PyTorch allocates does, by pointer; offsets: bytes from there."""
+    if any(offset % ALIGNMENTS[0] for known, offset in zip(aligned, offsets, strict=True) if known):
+        return ALIGNMENTS[1:]
+    return ALIGNMENTS[:1] if all(aligned) else ALIGNMENTS
+
+
+def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int], Sequence[int]]]) -> None:
+    """Compiles the versions of all launches of a plan at once, on several threads. What is refused is told where a step
+    asks for it."""
     wanted: dict[Compiler, list[tuple[KernelSource, KernelVersion]]] = {}
-    for kernels, sizes in launches:
+    for kernels, sizes, alignments in launches:
         for kernel in kernels:
             if isinstance(kernel, VersionedKernel):
-                wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes))
+                wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes, alignments))
     for compiler, pairs in wanted.items():
-        compiler.compile(pairs)
+        with contextlib.suppress(DeviceError):
+            compiler.compile(pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +94,12 @@ class Slots:
 
 
 def launch_words(number: int, kernel: LaunchableKernel, places: Sequence[Place], sizes: Sequence[int], slots: Slots,
-                 handle: Callable[[DeviceKernel], int]) -> list[int]:
-    """The words of a step. places: of the kernel's pointers. handle: of loaded code."""
+                 handle: Callable[[DeviceKernel], int], alignments: Sequence[int] = ALIGNMENTS) -> list[int]:
+    """The words of a step. places: of the kernel's pointers. handle: of loaded code. alignments: see `alignments_of`.
+    """
     words: list[int] = []
     values = dict(zip(kernel.sizes, sizes, strict=True))
-    for code in reversed(kernel.codes(sizes)):
+    for code in reversed(kernel.codes(sizes, alignments)):
         grid = code.launch(values)
         if 0 in grid:
             return []
@@ -94,7 +107,8 @@ def launch_words(number: int, kernel: LaunchableKernel, places: Sequence[Place],
         words = [*_launch(
             op=loop.LAUNCH, length=_PLACES + 2 * len(params), number=number, function=handle(code), grid_x=grid[0],
             grid_y=grid[1], grid_z=grid[2], threads=code.threads, shared=code.shared,
-            scratch=evaluate(code.version.scratch, values), unaligned=code.version.alignment - 1,
+            scratch=evaluate(code.version.scratch, values),
+            unaligned=code.version.alignment - 1 if len(alignments) > 1 else 0,
             otherwise=len(words), pointers=len(places), params=len(params),
             places=[word for place in params for word in place]), *words]
     return words

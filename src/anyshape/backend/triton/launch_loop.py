@@ -107,6 +107,7 @@ class Block(Struct):
     callback: i64
     state: i64  # number of the call, given back to the callback
     step: i64  # number of the step that runs; the callback writes STEP_DONE there when it has done one
+    reached: i64  # the last step of which something is on the stream; -1: none
     code: i64  # the driver's error
     kept: i64
     temp: i64
@@ -160,9 +161,11 @@ def run_steps(block: Block, program: Program, functions: Functions) -> int:
             if block.code != 0:
                 return DRIVER_FAILED
         elif op == CALL:
+            block.reached = step.number
             call(block.callback, block.state, step.number)
             if block.step != STEP_DONE:
                 return CALLBACK_FAILED
+        block.reached = step.number
         time = read_clock(block, functions, time, step.number)
         step = Step(step + 8 * length)
         op = step.op

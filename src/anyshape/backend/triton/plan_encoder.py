@@ -11,13 +11,14 @@ from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import (
     LaunchableKernel,
     Slots,
+    alignments_of,
     check_words,
     compile_ahead,
     copy_words,
     launch_words,
     one_run,
 )
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DeviceError, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, Step, TiledGemmStep
 from anyshape.plan.ir.size_function import STATUS_BUFFER, PlanFormulas
@@ -27,11 +28,13 @@ NO_REGIME = -1  # in place of an op, with the step's number
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """What does not depend on sizes in a kernel or copy step. check: the word for its status; -1: it checks nothing."""
+    """What does not depend on sizes in a kernel or copy step. aligned: by pointer, whether its memory begins at a
+    multiple of 16 (`aligned`). check: the word for its status; -1: it checks nothing."""
 
     number: int
     slots: tuple[int, ...]
     kernels: tuple[LaunchableKernel, ...] = ()
+    aligned: tuple[bool, ...] = ()
     item: int = 0
     check: int = -1
 
@@ -43,6 +46,18 @@ class _Launching:
     spec: _Spec
     offsets: Sequence[int]
     sizes: Sequence[int]
+
+    @property
+    def alignments(self) -> Sequence[int]:
+        """That its addresses may have."""
+        return alignments_of(self.spec.aligned, self.offsets)
+
+
+def aligned(plan: Plan) -> frozenset[str]:
+    """The buffers whose memory begins at a multiple of 16: what is allocated for a call, but by PyTorch's operators, of
+    which some return a part of a tensor."""
+    placed = {name for name, _ in plan.offsets}
+    return frozenset({STATUS_BUFFER} | placed | {b.name for b in plan.buffers if b.in_arena or b.is_output})
 
 
 class PlanEncoder:
@@ -59,6 +74,7 @@ class PlanEncoder:
         self.kernels = kernels
         self.handle = handle
         self.specs: list[_Spec] = []
+        self.aligned = aligned(plan)
         self.checks: list[int] = []  # the steps that check something
         self.slots = Slots(0, 0, 0)
 
@@ -95,6 +111,7 @@ class PlanEncoder:
                                   why="it was not built", do="report this plan: a bug of AnyShape")
             spec = self._spec(_Spec(number, tuple(formulas.slots[window.buffer] for window in windows),
                                     tuple(self.kernels[name] for name in regime.kernels),
+                                    aligned=tuple(window.buffer in self.aligned for window in windows),
                                     check=self.checks.index(number) if number in self.checks else -1))
             offsets = formulas.tuple_of(window.offset * size_of(window.type.dtype) for window in windows)
             text = f"launch({spec}, {offsets}, {formulas.tuple_of(regime.sizes)})"
@@ -108,15 +125,24 @@ class PlanEncoder:
         return f"specs[{len(self.specs) - 1}]"
 
     def _words(self, parts: Sequence[_Launching | Sequence[int]]) -> list[int]:
-        """The words of all steps. Machine code that is missing is made at once."""
-        compile_ahead([(part.spec.kernels, part.sizes) for part in parts if isinstance(part, _Launching)])
+        """The words of all steps. Machine code that is missing is made at once.
+
+        Raises:
+            DeviceError: Triton or the driver refuses some of it.
+        """
+        compile_ahead([(part.spec.kernels, part.sizes, part.alignments) for part in parts
+                       if isinstance(part, _Launching)])
         return [word for part in parts for word in (self._launches(part) if isinstance(part, _Launching) else part)]
 
     def _launches(self, part: _Launching) -> list[int]:
         spec = part.spec
         places = list(zip(spec.slots, part.offsets, strict=True))
-        words = [word for kernel in spec.kernels
-                 for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle)]
+        try:
+            words = [word for kernel in spec.kernels
+                     for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle,
+                                              part.alignments)]
+        except DeviceError as error:
+            raise error.within(self.plan.steps[spec.number].where) from error
         return words if spec.check < 0 or not words else [*words, *check_words(spec.number, spec.check)]
 
     def _copy(self, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:

@@ -25,21 +25,23 @@ from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, Placement, PythonSteps
 from anyshape.backend.triton import launch_loop as loop
 from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.functions import OUT_OF_MEMORY
 from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import LaunchableKernel
 from anyshape.backend.triton.plan_encoder import NO_REGIME, PlanEncoder
 from anyshape.backend.triton.stream_graphs import StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.base.align import ALIGNMENT, align
-from anyshape.base.errors import VerifyError
-from anyshape.plan.ir.program import Plan
+from anyshape.base.errors import DeviceError, VerifyError
+from anyshape.plan.ir.program import CopyStep, LibraryStep, Plan
 from anyshape.plan.ir.size_function import size_function
 
 _PARAMS, _SCRATCH = loop.LaunchStep.index("params"), loop.LaunchStep.index("scratch")
 HEAD = words_of(loop.Program)
 SLOTS = loop.Block.index("slots")
-STREAM, STATE, STEP, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.Block.index(name) for name in (
-    "stream", "state", "step", "code", "event", "checks", "kept", "temp", "times"))
+STREAM, STATE, STEP, REACHED, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.Block.index(name) for name in (
+    "stream", "state", "step", "reached", "code", "event", "checks", "kept", "temp", "times"))
+PRODUCTS = ("matmul", "matmul_add")
 STATUSES = 64  # that are made at a time
 WORD = ctypes.c_int64
 
@@ -190,22 +192,31 @@ class StreamRunner:
             steps = without(steps, placement.skipped)
         if placement.actions:
             steps = with_actions(steps, placement.actions, len(self.plan.steps))
-        params, scratch, calls = self._look(steps)
+        params, scratch, called = self._look(steps)
         first = HEAD + len(placement.offsets)
         words = array("q", [placement.kept, first, self.workspace, params, placement.given, placement.empty,
                             len(placement.offsets) // 2, *placement.offsets, *steps, END])
         block = array("q", bytes(8 * (self.workspace + 2 * params)))
         for name, value in (("functions", ctypes.addressof(self.loop.functions)), ("callback", self.loop.callback),
-                            ("program", words.buffer_info()[0]),
+                            ("program", words.buffer_info()[0]), ("reached", -1),
                             ("context", self.loop.driver.context(self.streams.device))):
             block[loop.Block.index(name)] = value
-        graphs = StreamGraphs(self.streams, self.graphs_after) if self.graphs_after and not calls else None
-        return DevicePayload(words, block, calls, len(placement.actions), scratch, graphs=graphs)
+        graphs = None
+        if self.graphs_after and all(map(self._may_be_captured, called)):
+            graphs = StreamGraphs(self.streams, self.graphs_after, bool(called), self.plan.name)
+        return DevicePayload(words, block, bool(called), len(placement.actions), scratch, graphs=graphs)
 
-    def _look(self, steps: Sequence[int]) -> tuple[int, int, bool]:
-        """The most params of a launch, the most bytes of scratch, and whether Python does some step."""
+    def _may_be_captured(self, number: int) -> bool:
+        """Whether what Python does in a step is work on the stream, on memory that the call has anyway."""
+        if number >= len(self.plan.steps):
+            return False
+        step = self.plan.steps[number]
+        return isinstance(step, CopyStep) or (isinstance(step, LibraryStep) and step.op in PRODUCTS)
+
+    def _look(self, steps: Sequence[int]) -> tuple[int, int, list[int]]:
+        """The most params of a launch, the most bytes of scratch, and the steps that Python does."""
         at = params = scratch = 0
-        calls = False
+        called: list[int] = []
         while at < len(steps):
             if steps[at] == NO_REGIME:
                 step = self.plan.steps[steps[at + 1]]
@@ -215,13 +226,24 @@ class StreamRunner:
             if steps[at] == loop.LAUNCH:
                 params = max(params, steps[at + _PARAMS])
                 scratch = max(scratch, steps[at + _SCRATCH])
-            calls = calls or steps[at] == CALL
+            if steps[at] == CALL:
+                called.append(steps[at + 2])
             at += steps[at + 1]
-        return params, align(scratch), calls
+        return params, align(scratch), called
 
     def _handle(self, code: DeviceKernel) -> int:
-        """Of loaded code."""
-        handle = self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        """Of loaded code.
+
+        Raises:
+            DeviceError: the driver does not load it.
+        """
+        try:
+            handle = self.loop.driver.function(code.image, code.entry, code.shared, self.streams.device)
+        except DeviceError as error:
+            why = f"{error.where}: {error.why}"
+            raise DeviceError(f"the driver does not load kernel {code.name} ({code.version.title})", why=why,
+                              do=f"install a driver that is as new as Triton: the code is for {code.architecture}"
+                              if error.code != OUT_OF_MEMORY else error.do) from error
         self.titles[handle] = code.version.title
         return handle
 
@@ -268,40 +290,51 @@ class StreamRunner:
             DeviceError: the driver refused a step, which it names.
         """
         block, native = frame.block, self.loop
-        if frame.graphs is not None and not block[TIMES] and self._run_graph(frame, frame.graphs):
+        if frame.graphs is not None and not block[TIMES] and self._run_graph(frame, frame.graphs, steps):
             return DONE if frame.status is None else ISSUED
         block[STREAM] = self.streams.current()
-        number = 0
-        if steps is not None:
-            number = block[STATE] = next(native.numbers)
-            native.running[number] = steps, block
         frame.issued = True
-        try:
-            code = native.run(block.buffer_info()[0])
-        finally:
-            if number:
-                native.running.pop(number, None)
+        code = self._issue(block, steps)
         if code == loop.DRIVER_FAILED:
             step = self.plan.steps[block[STEP]]
             error = native.driver.error(block[CODE], step.where)
             error.add_note(f"in step {block[STEP]} of {self.plan.name}")
+            error.reached = block[REACHED]
             raise error
         if code != DONE or frame.status is None:
-            return int(code)
+            return code
         return ISSUED
 
-    def _run_graph(self, frame: Frame, graphs: StreamGraphs) -> bool:
+    def _issue(self, block: array[int], steps: PythonSteps | None) -> int:
+        """The native loop over a block."""
+        native, number = self.loop, 0
+        if steps is not None:
+            number = block[STATE] = next(native.numbers)
+            native.running[number] = steps, block
+        try:
+            return int(native.run(block.buffer_info()[0]))
+        finally:
+            if number:
+                native.running.pop(number, None)
+
+    def _run_graph(self, frame: Frame, graphs: StreamGraphs, steps: PythonSteps | None) -> bool:
         """Whether a graph does the call's work; its event is recorded behind it."""
         block, driver, stream = frame.block, self.loop.driver, self.streams.current()
         event = block[EVENT]
 
         def issue(side: int) -> bool:
             block[STREAM], block[EVENT] = side, 0
-            return bool(self.loop.run(block.buffer_info()[0]) == DONE)
+            if steps is None:
+                return self._issue(block, None) == DONE
+            with self.streams.captured(side):
+                return self._issue(block, steps) == DONE
 
         graph = graphs.find(block.tobytes(), issue)
         block[EVENT] = event
         if graph is None:
+            block[REACHED] = -1
+            if steps is not None:
+                steps.error = None  # of a capture that failed: nothing has run
             return False
         frame.issued = True
         graph.launch(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from anyshape.backend.triton.driver.driver import Driver
@@ -22,6 +23,10 @@ class DeviceMemory(Protocol):
 
     def resident(self) -> int:
         """See `Streams`."""
+
+    def captured(self, stream: int) -> AbstractContextManager[None]:
+        """Inside, what this thread has PyTorch do goes to `stream`, where a graph is captured, and memory that it takes
+        for that stays the graphs' own."""
 
 
 class PinnedMemory:
@@ -64,7 +69,9 @@ class DeviceStreams:
         self._events: list[int] = []
         self._sides: dict[str, int] = {}
         self._lock = threading.Lock()
+        self.captured = memory.captured
         self.capturing = threading.Lock()  # of the side stream on which graphs are captured
+        self.last: tuple[int, Mark] | None = None  # of graphs with steps of PyTorch: their stream, and a point behind
 
     def mark(self, stream: int) -> Mark:
         """See `Streams`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import itertools
 import linecache
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from anyshape.base.errors import AnyShapeError, VerifyError
+from anyshape.base.errors import AnyShapeError, DeviceError
 
 TESTED = ((3, 6), (3, 7))  # versions that kernels were compiled and checked with
 _numbers = itertools.count()
@@ -71,7 +72,7 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
         divisors: what divides a parameter's value, by name. architecture: "sm_90", "gfx942".
 
     Raises:
-        VerifyError: Triton refuses it.
+        DeviceError: Triton refuses it.
     """
     compiler, backends = module("triton.compiler.compiler"), module("triton.backends.compiler")
     ir = module("triton._C.libtriton").ir
@@ -96,10 +97,11 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
                                    backend.get_module_map(), context)
         for kind, stage in stages.items():
             made[kind] = ir_module = stage(ir_module, metadata)
-    except (RuntimeError, TypeError, ValueError, AssertionError, KeyError,
-            module("triton.errors").TritonError) as error:
-        raise VerifyError(f"Triton does not compile kernel {source.name} for {architecture}",
-                          why=str(_first(error)).strip()[-400:], do="report this as a bug of the compiler") from error
+    except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, OSError,
+            subprocess.SubprocessError, module("triton.errors").TritonError) as error:
+        raise DeviceError(f"Triton does not compile kernel {source.name} for {architecture}",
+                          why=str(_first(error)).strip()[-400:] or type(error).__name__,
+                          do="report this as a bug of the compiler") from error
     image = made.get("cubin") or made["hsaco"]
     return Assembled(image, made.get("ptx") or made["amdgcn"], metadata["name"], metadata["shared"],
                      metadata.get("num_warps", settings.num_warps), target.warp_size,

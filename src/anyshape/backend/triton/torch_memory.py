@@ -2,7 +2,8 @@
 shared with everything else that runs there."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ class TorchMemory:
         self.device = torch.device(device)
         self.number = self.device.index or 0
         self.raw = api.raw_stream()
+        self.pool: Any = None  # of what graphs need beside their arenas: workspaces of libraries
 
     def current(self) -> int:
         """See `DeviceMemory`."""
@@ -36,6 +38,14 @@ class TorchMemory:
     def resident(self) -> int:
         """See `DeviceMemory`."""
         return torch.cuda.memory_reserved(self.device)
+
+    @contextmanager
+    def captured(self, stream: int) -> Iterator[None]:
+        """See `DeviceMemory`."""
+        if self.pool is None:
+            self.pool = torch.cuda.MemPool()
+        with torch.cuda.stream(self._outside(stream)), torch.cuda.use_mem_pool(self.pool, self.device):
+            yield
 
     def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
         """See `Target`."""

@@ -25,9 +25,10 @@ from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
-from anyshape.frontend.programs.compile_program import check_stages, compile_program, interpret
+from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
+from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
@@ -232,13 +233,13 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
             tape=None, partner=None, whole=True, static_inputs=static))
     expanded(halves.backward)
     found = []
-    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
-                                        ("backward", halves.backward, halves.forward, halves.backward_inputs)):
+    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.order.forward_inputs),
+                                        ("backward", halves.backward, halves.forward, halves.order.backward_inputs)):
         found.append(compile_or_interpret(ProgramRequest(
             gm=half, role=role, name=f"{number}.{role}", config=compilation.config,  # type: ignore[arg-type]
             compilation=compilation, tape=halves.layout, partner=partner, whole=True,
             static_inputs=tuple(i for i, place in enumerate(places) if place in static))))
-    return HalvesProgram(halves, *found)
+    return HalvesProgram(halves.order, *found)
 
 
 def compile_or_interpret(request: ProgramRequest) -> Boxed:

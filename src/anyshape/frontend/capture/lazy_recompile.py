@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.versions.autocast import casts
 
 FORWARD_AND_BACKWARD = 3  # a backward takes about twice its forward's time, and is not seen from here
 SMALL = 2
@@ -150,7 +151,7 @@ def _sizes(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _seen(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-    found: list[Any] = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), *keywords]
+    found: list[Any] = [torch.is_grad_enabled(), casts(), *keywords]
     for value in pytree.tree_leaves((arguments, keywords)):
         if isinstance(value, torch.Tensor):
             found.append((value.dtype, value.requires_grad, *_sizes(value)))

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.checkpoint.local_part import LocalPart, segments
@@ -128,6 +129,14 @@ class NamedSavePlanner(DefaultSavePlanner):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.flatten_state_dict, self.mappings = True, self.paths  # type: ignore[assignment]
 
+    def create_local_plan(self) -> SavePlan:
+        """As torch's; plain data is that of the first rank, where torch would take it of any."""
+        plan = super().create_local_plan()
+        if not self.is_coordinator:
+            items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
+            plan = self.plan = replace(plan, items=items)
+        return plan
+
     def lookup_object(self, index: MetadataIndex) -> Any:
         """A tensor, a rectangle of one, or plain data; torch's own finds rectangles in tensors alone."""
         found = self.state_dict[index.fqn]
@@ -149,6 +158,10 @@ class Stored:
             shapes[name] = None
             if isinstance(one, TensorStorageMetadata):
                 shapes[name], dtypes[name] = one.size, one.properties.dtype
+                if sum(chunk.sizes.numel() for chunk in one.chunks) < one.size.numel():
+                    raise InputError(f"the checkpoint has not all of {name}",
+                                     why="parts of it were written by ranks that are not in its .metadata",
+                                     do="load an earlier one")
         return Stored(shapes, dtypes)
 
     def below(self, prefix: str) -> list[str]:
@@ -191,6 +204,16 @@ def check_optimizer(groups: list[dict[str, Any]], optimizer: torch.optim.Optimiz
     for there, here in zip(groups, own, strict=True):
         _same_names("optimiser", set(there["params"]), set(here["params"]), "")
         _same_names("optimiser", set(there), set(here), "")
+
+
+def check_averages(stored: Stored, averages: Iterable[str]) -> None:
+    """Raises InputError where the checkpoint has averages of other parameters."""
+    prefix = "train_step.averages."
+    differing = set(averages) ^ {name.removeprefix(prefix) for name in stored.below(prefix)}
+    if differing:
+        raise InputError("the averages of the checkpoint are of other parameters",
+                         why=f"they differ in {', '.join(sorted(differing)[:SHOWN])}",
+                         do="load it into a step of the same model, with the same setting of ema")
 
 
 def states_to_load(stored: Stored, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:

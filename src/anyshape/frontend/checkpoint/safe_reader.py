@@ -13,12 +13,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
 from anyshape.base.errors import InputError
+from anyshape.frontend.checkpoint.checksums import check_files
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (
@@ -76,6 +78,19 @@ class SafeReader(FileSystemReader):
         found.storage_meta.load_id = self.load_id
         return found
 
+    def has_checksums(self) -> bool:
+        """Whether all files of it have checksums; they are compared.
+
+        Raises:
+            InputError: a file is damaged, or not there.
+        """
+        names = {one.relative_path for one in self.read_metadata().storage_data.values()}
+        try:
+            return check_files(Path(self.path) / name for name in sorted(names))
+        except OSError as error:
+            raise InputError(f"the checkpoint {os.fspath(self.path)} cannot be read",
+                             why=f"{type(error).__name__}: {error}", do="load an earlier one") from error
+
 
 class SafeLoadPlanner(DefaultLoadPlanner):
     """torch's planner; of what is no tensor, only plain data is loaded."""
@@ -83,3 +98,14 @@ class SafeLoadPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Raises UnpicklingError for data that is not plain."""
         self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+
+
+class TrialPlanner(SafeLoadPlanner):
+    """The same for a trial: tensors are read to their end, and let go."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """A place to read to, of one piece."""
+        return torch.empty(read_item.lengths, dtype=self.state_dict[read_item.dest_index.fqn].dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing is kept."""

@@ -141,12 +141,13 @@ def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]
            caption: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold",
                   caption=caption)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # what stands in brackets is no markup
     return table
 
 

@@ -37,7 +37,7 @@ from anyshape.frontend.aten import (
 from anyshape.frontend.aten.extern_call import extern
 from anyshape.frontend.aten.table import Decline, Mismatch, Translation, translation_of
 from anyshape.frontend.autograd.partition import COPY_KEY
-from anyshape.frontend.importer.graph_inputs import Inputs, Notes, Skipped
+from anyshape.frontend.importer.graph_inputs import BORDER, Inputs, Notes, Skipped
 from anyshape.frontend.importer.symfloat import float_value
 from anyshape.frontend.recurrent import layers as recurrent
 from anyshape.frontend.symbols.node_metadata import check_bound
@@ -110,6 +110,8 @@ class _Walk(Inputs):
         strides: tuple[Any, ...] = ()
         memory: tuple[str, ...] = ()
         for node in nodes:
+            if BORDER in node.meta:
+                self.notes.first = frozenset(value.name for one in self.builder.nodes for value in one.outputs)
             if node.op == "call_function":
                 self.builder.where = self.trace.where(node)
                 with self.trace.at(node):

@@ -19,6 +19,8 @@ from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Expr, Size
 from anyshape.torch_compat.versions import api
 
+BORDER = "anyshape_border"  # of the first node of the backward, where a graph has a forward and then a backward
+
 
 @dataclass(slots=True)
 class Notes:
@@ -32,6 +34,7 @@ class Notes:
     asserts: conditions that the trace asserts, in words; they hold by the facts or by the guards of the trace.
     equalities: pairs of sizes that the trace takes as equal though their formulas differ.
     renamed: symbol -> the size that stands for it everywhere, of some of them.
+    first: names of the values that come before a node that is marked as BORDER.
     """
 
     constants: list[torch.Tensor] = field(default_factory=list)
@@ -42,6 +45,7 @@ class Notes:
     asserts: list[str] = field(default_factory=list)
     equalities: list[tuple[Size, Size]] = field(default_factory=list)
     renamed: dict[str, Size] = field(default_factory=dict)
+    first: frozenset[str] = frozenset()
 
 
 class Skipped:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.importer_stablehlo.module import Type
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from anyshape.base.errors import AnyShapeError, InputError
+from anyshape.base.errors import AnyShapeError, InputError, InputIndexError, InputTypeError, InputValueError
 from anyshape.frontend.messages.recompile_reasons import source_words, value_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 from anyshape.torch_compat.versions import api
 
+AS_EAGER = {"TypeError": InputTypeError, "ValueError": InputValueError, "IndexError": InputIndexError}
 
 def refusal(error: BaseException, target: Callable[..., Any], arguments: Sequence[Any],
             keywords: dict[str, Any]) -> AnyShapeError | None:
@@ -40,12 +41,13 @@ def refusal(error: BaseException, target: Callable[..., Any], arguments: Sequenc
                           do="move the arguments to the CPU")
     if failure is None:
         return None
-    message, where, sources = failure
+    kind, message, where, sources = failure
     for symbol, source in sources.items():
         place, number = source_words(source), value_of(source, dict(named))
         message = re.sub(rf"\b{symbol}: hint = (\d+)", rf"{place} = \1", message)
         message = re.sub(rf"\b{symbol}\b", place if number is None else f"{place} ({number})", message)
-    return InputError(what, where=where, why=f"{message} ({given})" if given else message,
+    error_type = AS_EAGER.get(kind, InputError)
+    return error_type(what, where=where, why=f"{message} ({given})" if given else message,
                       do="correct the argument; if eager PyTorch takes it as it is, report that")
 
 

@@ -2,11 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from anyshape.backend.interface import Target
@@ -19,7 +16,8 @@ from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.differential_check import CheckedProgram
 from anyshape.frontend.programs.graph_device import target_for
-from anyshape.frontend.programs.graph_partition import is_in_parts, split_program
+from anyshape.frontend.programs.graph_partition import is_in_parts, known_number, split_program
+from anyshape.frontend.programs.plain_program import DeviceFallback
 from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
@@ -28,42 +26,9 @@ from anyshape.ir.types import TensorType
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.plan.schedule.ilp import check_installed
 from anyshape.runtime.memory.offload_store import check_folder
+from anyshape.runtime.torch_ops.extern_calls import FUNCTIONAL
 from anyshape.sym.expr import Expr, Size, symbols_of
-from anyshape.torch_compat import need
-from anyshape.torch_compat.tensors import plain_gradient
 from anyshape.torch_compat.versions import api
-
-
-class PlainProgram:
-    """Runs a graph op by op, as PyTorch would: the reference, and the way out when compiling fails.
-
-    Called with one list of inputs, which it empties; returns the list of outputs. `count` is called with every run.
-    """
-
-    _boxed_call = True
-
-    def __init__(self, gm: GraphModule, name: str, takes_tape: bool, count: Callable[[], object]) -> None:
-        self.gm = gm
-        self.name = name
-        self.takes_tape = takes_tape
-        self.count = count
-        gm.graph.set_codegen(need("torch.fx.graph._BoxedCodeGen")())
-        gm.recompile()
-        self.run = gm.forward
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        self.count()
-        if not self.takes_tape:
-            with torch.no_grad():
-                return list(self.run(inputs))
-        tape = inputs[0]
-        tape.open()
-        inputs[1:] = [plain_gradient(one) if isinstance(one, torch.Tensor) else one for one in inputs[1:]]
-        with torch.no_grad():
-            # a gradient may be a saved value itself, or a view of one, in memory that the tape is about to give back
-            outputs = [tape.apart(result) for result in self.run(inputs)]
-        tape.close()
-        return outputs
 
 
 class NativeProgram:
@@ -87,13 +52,6 @@ class NativeProgram:
         return self.executable(inputs)
 
 
-def interpret(request: ProgramRequest, reason: str) -> Boxed:
-    """The graph of `request` as a callable that runs it op by op, and counts that, with the reason why."""
-    takes_tape = request.role == "backward" and request.tape is not None
-    return PlainProgram(request.gm, request.name, takes_tape,
-                        functools.partial(request.compilation.ran_eagerly, reason))
-
-
 def compile_program(request: ProgramRequest) -> Boxed:
     """Compile one captured graph: whole, or in parts around what the IR does not carry.
 
@@ -106,18 +64,19 @@ def compile_program(request: ProgramRequest) -> Boxed:
         if not is_in_parts(request.gm):
             graph, notes, forward = graph_of(request)
             if request.role != "backward" or request.tape is None or forward is not None:
-                return _built(request, request.name, graph, notes, forward)
+                return _built(request, request.name, request.gm, graph, notes, forward)
     except UnsupportedNode as error:
         first, why = error.node, error.what
     return split_program(
         request, first, why,
         translate=lambda gm, name: to_graph(gm, name.replace(".", "_"), target=target_for(request.gm, request.config)),
-        build=lambda form, name: _built(request, name, *form))
+        build=lambda form, name, gm: _built(request, name, gm, *form))
 
 
-def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
+def _built(request: ProgramRequest, name: str, gm: GraphModule, graph: Graph, notes: Notes,
            forward: CompiledGraph | None = None) -> Boxed:
-    """A program that runs `graph`: all of the request's, or a part of it with a name of its own."""
+    """A program that runs `graph`, which is made of `gm`: all of the request's, or a part of it with a name of its own.
+    """
     target = target_for(request.gm, request.config)
     ahead = prepared_of(request) if name == request.name else None
     compiled = None if ahead is None else ahead.compiled
@@ -130,7 +89,12 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
     if name == request.name:
         request.compilation.prepared.pop(name, None)
     program = NativeProgram(name, compiled, notes)
+    if target.streams is not None and all(node.target is not known_number for node in gm.graph.nodes):
+        compiled.executable.otherwise = DeviceFallback(request, gm, notes.constants)
     request.compilation.register(program)
+    if any(node.op == "extern" and str(node.attr("target")).startswith(FUNCTIONAL) for node in graph.nodes):
+        from anyshape.runtime.collectives.lost_rank import announce  # torch.distributed, which few programs need
+        announce()
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)
     return program if notes.constants else compiled.executable  # one Python call less per run

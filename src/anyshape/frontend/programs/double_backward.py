@@ -24,6 +24,7 @@ from anyshape.frontend.programs.eager_fallback import note, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.autocast import casting, casts
 from anyshape.torch_compat.versions.random_state import RandomState
 from anyshape.torch_compat.versions.side_effects import has_effect
 
@@ -72,7 +73,7 @@ class DoubleBackward:
         graph, held = _bare(gm)
         self.make: Callable[[], GraphModule] = functools.partial(GraphModule, held, graph)
         self.module: GraphModule | None = None
-        self.casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self.casts = casts()
         self.limited = compilation.config.limited
         self.as_pytorch = False  # from the forward on
         forward, backward = halves.forward, halves.backward
@@ -202,13 +203,12 @@ class DoubleBackward:
     @contextlib.contextmanager
     def as_then(self, kept: Kept) -> Iterator[None]:
         """Inside, autograd records, and autocast and the generators are as they were in the call."""
-        enabled, dtype = self.casts
         random = kept[2]
         now = None if random is None else RandomState.now(kept[0])
         if random is not None:
             random.restore()
         try:
-            with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
+            with torch.enable_grad(), casting(self.casts):
                 yield
         finally:
             if now is not None:

@@ -20,7 +20,7 @@ from anyshape.torch_compat.dynamo import eager_frames
 from anyshape.torch_compat.tracing import settings
 
 UNKNOWN = "PyTorch's tracer makes no program of it, and does not say why"
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 AGAIN = "set strict=True to stop here, and see explain()"
 
 
@@ -109,7 +109,8 @@ def warn(what: str, why: str, do: str) -> None:
 def _callers_level() -> int:
     """The level of the stack, for the function that asks, at which the user's code is."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, eager_frames.INSIDE)):
+    inside = _PACKAGE, eager_frames.INSIDE, "<sizes of "
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
 

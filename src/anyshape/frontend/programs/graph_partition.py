@@ -43,13 +43,13 @@ OWN = "it belongs to a router: each branch is a part of its own"
 
 
 def split_program(request: ProgramRequest, first: Node | None, why: str, translate: Callable[[GraphModule, str], Any],
-                  build: Callable[[Any, str], Boxed]) -> Boxed:
+                  build: Callable[[Any, str, GraphModule], Boxed]) -> Boxed:
     """The program of `request` in parts.
 
     Args:
         first: a node that cannot be compiled, and why; None for a backward whose forward has no plan.
         translate: a part's graph and name -> our form of it; raises UnsupportedNode.
-        build: that form and the name -> the compiled part.
+        build: that form, the name and the part's graph -> the compiled part.
 
     Raises:
         Unsupported: too much of the graph is not for the IR.
@@ -75,7 +75,8 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
         shared = SharedParts(build)
         numbers = [k for k, step in enumerate(steps) if isinstance(step, Part)]
         for number, form in zip(numbers, forms, strict=True):
-            steps[number].program = shared.program(form, _name(request, number))
+            part = steps[number]
+            part.program = shared.program(form, _name(request, number), part.gm)
         _tell(request, outside, own, shared)
         program = SplitProgram(request, steps, found_in_data(request.gm))
         request.compilation.register(program)

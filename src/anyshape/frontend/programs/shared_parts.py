@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch.fx import GraphModule
+
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.session import Boxed
 from anyshape.ir.alpha_rename import nameless
@@ -18,15 +20,15 @@ class SharedParts:
     """The compiled parts of one program.
 
     Args:
-        build: a part in our IR and its name -> the compiled part.
+        build: a part in our IR, its name, and its graph as it was captured -> the compiled part.
     """
 
-    def __init__(self, build: Callable[[Any, str], Boxed]) -> None:
+    def __init__(self, build: Callable[[Any, str, GraphModule], Boxed]) -> None:
         self.build = build
         self.known: dict[Any, Boxed] = {}
         self.parts = 0
 
-    def program(self, form: tuple[Graph, Notes], name: str) -> Boxed:
+    def program(self, form: tuple[Graph, Notes], name: str, gm: GraphModule) -> Boxed:
         """The program of a part: a new one, named `name`, or that of an equal part before it."""
         self.parts += 1
         graph, notes = form
@@ -34,5 +36,5 @@ class SharedParts:
         key = name if notes.equalities or notes.constants else (nameless(graph), notes.float_inputs)
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = self.build(form, name)
+            found = self.known[key] = self.build(form, name, gm)
         return found

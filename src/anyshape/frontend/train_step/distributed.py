@@ -21,9 +21,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from anyshape.backend.targets import target_of
-from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, LimitError, Unsupported
+from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
+from anyshape.dist.halves import gathered_first, halves_of
 from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.partition import LocalGraph
@@ -36,6 +38,7 @@ from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
+from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, joined, refusal_of, step_halves
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import with_symbols
@@ -43,9 +46,10 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.dce import dce
-from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
-from anyshape.runtime.collectives.lost_rank import Peer, peers
+from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said
+from anyshape.runtime.collectives.lost_rank import meet_peers
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
 from anyshape.runtime.collectives.released import release, restore
@@ -147,11 +151,8 @@ class Distribution:
                     release(home.tensor)
 
 
-def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Peer, ...]:
+def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """All ranks make a step: what they make it of is compared, and they take over the numbers of rank 0.
-
-    Returns:
-        The processes of all ranks.
 
     Raises:
         ConfigError: torch.distributed has no processes.
@@ -161,7 +162,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         raise ConfigError(f"strategy is {given!r}, and there is one process",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
-    every = process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
+    every = process_mesh(_line_of_all())
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     agree(every, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
@@ -170,21 +171,32 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
             dist.broadcast(one.data, 0, group=every.control)
-    return peers(every)
+    meet_peers(every)
 
 
-def distribution_of(given: object, names: Callable[[], list[str]]) -> Distribution:
-    """The distribution of a step by what the user passed as its strategy; all ranks call this.
+def _line_of_all() -> Mesh:
+    return Mesh((Axis("ranks", dist.get_world_size()),))
+
+
+def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
+    """The distribution of a step by what the user passed as its strategy; all ranks call this. limited: the step has a
+    limit in bytes.
 
     Raises:
-        ConfigError: the strategy does not fit the processes.
+        ConfigError: the strategy does not fit the processes, or keeps to no limit.
         RankError: ranks were given other strategies.
     """
-    if isinstance(given, StrategySearch):
-        given = given.runnable()
-    strategy = strategy_of(given, dist.get_world_size())
+    fault: AnyShapeError | None = None
+    try:
+        strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+    except AnyShapeError as error:
+        fault = error
+    # groups of processes are made by all ranks in one order: first they agree on which
+    every = process_mesh(_line_of_all())
+    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}"})
+    if fault is not None:
+        raise fault if every.rank == 0 else type(fault)(f"rank {every.rank}: {fault.what} (see rank 0)")
     mesh = process_mesh(strategy.mesh)
-    agree(mesh, {"the strategy": str(strategy)})
     return Distribution(strategy, mesh, names)
 
 
@@ -213,13 +225,18 @@ def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequen
     return Roles(weights, states, data)
 
 
-def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int]) -> tuple[Graph, Notes, Roles]:
-    """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are.
+def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int],
+             in_halves: bool = False) -> tuple[Graph, Notes, Roles]:
+    """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are. in_halves:
+    a forward comes first, and then a backward with what it computes again (`notes.first`).
 
     Raises:
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
+    halves = step_halves(gm, static) if in_halves else None
+    if halves is not None:
+        gm = joined(gm, halves)
     expanded(gm)
     graph, notes = to_graph(gm, name.replace(".", "_"), target=target_of(compilation.config))
     # likely sizes are those of this rank's batch, and decisions are those of all ranks
@@ -238,33 +255,48 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
-    name = f"{number}.inference"
-    graph, notes, roles = imported(compilation, name, gm, static)
+    strategy = distribution.strategy
+    graph, notes, roles = imported(compilation, f"{number}.inference", gm, static, True)
     with api.outside_tracing():
-        chain = partitioned(graph, distribution.strategy, roles)
-        local = bucketed(chain[-1].graph)
+        chain = partitioned(graph, strategy, roles)
+        local = gathered_first(chain[-1].graph, roles.data)
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
-        text = show(local)
-        compilation.strategy.append(f"{distribution.strategy}\n{messages_text(local)}")
-        compiled = compile_pair(lowered(local, distribution.strategy.mesh), None, compilation.config, (), True,
-                                compilation.names_of(name), compilation.held).forward
-    compilation.register(NativeProgram(name, compiled, notes))
-    return DistributedProgram(compiled.executable, distribution, chain, graph, roles, notes, needs, text)
+        parts = [bucketed(local)]
+        halves = halves_of(local, notes.first, roles.data) if notes.first else None
+        if halves is not None:
+            parts = [bucketed(halves.forward), bucketed(halves.backward)]
+        text = "\n".join(map(show, parts))
+        compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
+        first, *later = (lowered(one, strategy.mesh) for one in parts)
+        names = ("forward", "backward") if later else ("inference",)
+        needed = tuple(dict.fromkeys(size for one in later for size in uncertain_sizes(one)))
+        backward = BackwardGraph(later[0], {}, needed) if later else None
+        pair = compile_pair(first, backward, compilation.config, needed, True,
+                            compilation.names_of(f"{number}.{names[0]}"), compilation.held)
+    programs = [NativeProgram(f"{number}.{name}", one, notes)
+                for name, one in zip(names, (pair.forward, pair.backward), strict=False) if one is not None]
+    for one in programs:
+        compilation.register(one)
+    executables = [one.executable for one in programs]
+    run = executables[0] if halves is None else HalvesProgram(HalvesOrder(
+        bool(halves.forward.saved), halves.forward_inputs, halves.backward_inputs, halves.outputs), *executables)
+    return DistributedProgram(run, distribution, chain, graph, roles, notes, needs, text, compilation.config.limited)
 
 
 class DistributedProgram:
     """A rank's program. Called with one list of the whole program's inputs, of which the batch is this rank's.
 
     Attributes:
-        local: the text of the rank's graph.
+        local: the text of the rank's graph. limited: each rank has a limit in bytes, and all keep to all of them.
     """
 
     _boxed_call = True
 
     def __init__(self, executable: Boxed, distribution: Distribution, chain: Sequence[LocalGraph], graph: Graph,
-                 roles: Roles, notes: Notes, needs: Needs, local: str) -> None:
+                 roles: Roles, notes: Notes, needs: Needs, local: str, limited: bool = False) -> None:
         self.executable = executable
+        self.limited = limited
         self.distribution = distribution
         self.chain = tuple(chain)
         self.graph = graph
@@ -274,7 +306,7 @@ class DistributedProgram:
         self.same = roles.same
         self.needs = needs
         self.local = local
-        self.digest = digest(local)
+        self.digest = digest(local, str(limited))
         self.given = given_symbols(graph, roles)
         self.rows = [place for place, v in enumerate(graph.inputs) if v.name in self.data]
         self.shares = distribution.strategy.pipe is not None or any(not one.sharding.given for one in chain)
@@ -283,11 +315,41 @@ class DistributedProgram:
                      if isinstance(v.type, TensorType) and v.name not in self.data}
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Raises RankError where ranks run other programs, or have sizes that this one cannot tell apart."""
+        """Raises RankError where ranks run other programs, or have sizes that this one cannot tell apart; LimitError
+        where the limit of one of them refuses the step. Nothing has run then, on any rank."""
+        given = self._given(inputs)
+        if self.limited:
+            refused = self._refusal(given)
+            if refused is not None:
+                raise refused
+        inputs.clear()
+        try:
+            return self.executable(given)
+        except BaseException:
+            abandon()
+            raise
+
+    def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
+        """Why the limit of a rank refuses a call; all ranks ask together."""
+        return self._refusal(self._given(inputs)) if self.limited else None
+
+    def _refusal(self, given: Sequence[Any]) -> LimitError | None:
+        """The same, of all that the program takes. Ranks that have less to do are refused with the others."""
+        mesh = self.distribution.mesh
+        own = refusal_of(self.executable, given)
+        least = [one[0] for one in exchanged(mesh, self.digest, [0 if own is None else max(own.least, 1)])]
+        if not any(least):
+            return None
+        most = max(range(len(least)), key=least.__getitem__)
+        do, _, why = said(mesh, "" if own is None else f"{own.do}\n{own.what}: {own.why}")[most].partition("\n")
+        return LimitError(f"the step does not run within the limit of rank {most}", why=why, do=f"on all ranks, {do}",
+                          where=f"{mesh.mesh}, before the step: no rank has run any of it", least=least[most])
+
+    def _given(self, inputs: Sequence[Any]) -> list[Any]:
+        """What this rank's program takes: its parts of tensors, and sizes, which ranks tell each other."""
         own = {name: int(inputs[place]) for place, name in self.sizes}
         symbols = self._agreed(own, content(inputs[place] for place in self.rows) if self.shares else 0)
         given = [*inputs, *self.constants]
-        inputs.clear()
         for place, cuts in self.cuts.items():
             if cuts:
                 given[place] = self.distribution.own(given[place], cuts)
@@ -302,11 +364,7 @@ class DistributedProgram:
                     low, high = local_count(evaluate(n, symbols), one.sharding.ranks, coordinates[axis])
                     symbols[name] = high - low
             given += [symbols[one.rank_symbol], *(symbols[name] for name, _ in one.counts)]
-        try:
-            return self.executable(given)
-        except BaseException:
-            abandon()
-            raise
+        return given
 
     def _agreed(self, own: Mapping[str, int], batch: int) -> dict[str, int]:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the

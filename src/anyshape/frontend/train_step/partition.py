@@ -14,16 +14,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from anyshape.base.errors import LimitError
 from anyshape.frontend.autograd.effect_order import TANGENTS, pin, put_in_order, reached
 from anyshape.frontend.autograd.joint_graph_cse import remove_duplicates
 from anyshape.frontend.autograd.partition import TapeLayout, put_tape
 from anyshape.frontend.autograd.recompute_index_tensors import make_again
+from anyshape.frontend.importer.graph_inputs import BORDER
+from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.memory.tape import make_tape, tape_get
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -32,27 +37,56 @@ VIEWS = frozenset(("view", "reshape", "_unsafe_view", "expand", "permute", "tran
                    "slice", "select", "alias", "detach", "unbind", "split", "split_with_sizes", "as_strided"))
 
 
+@runtime_checkable
+class Refuses(Protocol):
+    """A program that knows."""
+
+    def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
+        """Why a limit refuses a call with these inputs; None where that is not so."""
+
+
+def refusal_of(program: Boxed, inputs: Sequence[Any]) -> LimitError | None:
+    """Why a limit refuses a call, which is not made; None where that is not so, or not known."""
+    if isinstance(program, Refuses):
+        return program.refusal(inputs)
+    if isinstance(program, NativeProgram):
+        return refusal_of(program.executable, [*inputs, *program.constants])
+    if isinstance(program, Executable):
+        try:
+            program.admit(program.record(*inputs))
+        except LimitError as error:
+            return error.with_traceback(None)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
-class StepHalves:
-    """The two graphs of one train step.
+class HalvesOrder:
+    """Which inputs of a step its halves take, and which outputs they give.
 
     Args:
-        layout: of the tape; None when nothing is saved.
+        has_tape: the forward gives one last, and the backward takes it first.
         forward_inputs, backward_inputs: which inputs of the whole each takes, in order; the tape comes first.
         outputs: per output of the whole, its place among those of the forward and then the backward, or -1: it is
             the literal of that position in `literals`.
     """
-    forward: GraphModule
-    backward: GraphModule
-    layout: TapeLayout | None
+    has_tape: bool
     forward_inputs: tuple[int, ...]
     backward_inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    literals: tuple[Any, ...]
+    literals: tuple[Any, ...] = ()
 
     def forward_given(self, inputs: Sequence[Any]) -> list[Any]:
         """Of the whole's inputs, what the forward takes."""
         return [inputs[i] for i in self.forward_inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class StepHalves:
+    """The two graphs of one train step. layout: of the tape; None when nothing is saved."""
+    forward: GraphModule
+    backward: GraphModule
+    layout: TapeLayout | None
+    order: HalvesOrder
 
 
 class HalvesProgram:
@@ -60,25 +94,29 @@ class HalvesProgram:
 
     _boxed_call = True
 
-    def __init__(self, halves: StepHalves, forward: Boxed, backward: Boxed) -> None:
-        self.halves = halves
+    def __init__(self, order: HalvesOrder, forward: Boxed, backward: Boxed) -> None:
+        self.order = order
         self.forward = forward
         self.backward = backward
 
+    def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
+        """Why a limit refuses a call; the forward decides for both."""
+        return refusal_of(self.forward, self.order.forward_given(inputs))
+
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        halves = self.halves
-        later = [inputs[i] for i in halves.backward_inputs]
-        first = halves.forward_given(inputs)
+        order = self.order
+        later = [inputs[i] for i in order.backward_inputs]
+        first = order.forward_given(inputs)
         inputs.clear()
         found = list(self.forward(first))
-        if halves.layout is not None:
+        if order.has_tape:
             tape = found.pop()
             tape.once = True
             later.insert(0, tape)
             del tape
         found += self.backward(later)
-        return [literal if place < 0 else found[place]
-                for place, literal in zip(halves.outputs, halves.literals, strict=True)]
+        literals = order.literals or order.outputs
+        return [literal if place < 0 else found[place] for place, literal in zip(order.outputs, literals, strict=True)]
 
 
 def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
@@ -123,8 +161,51 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     make_again(forward, backward, len(first))
     backward = _with_inputs(forward, backward, len(first), len(second), [target for target, _ in writes])
     layout = put_tape(forward, backward, len(first))
-    return StepHalves(forward, backward, layout, _used_inputs(forward, place_of), _used_inputs(backward, place_of),
-                      outputs, tuple(None if isinstance(node, Node) else node for node in returned))
+    return StepHalves(forward, backward, layout, HalvesOrder(
+        layout is not None, _used_inputs(forward, place_of), _used_inputs(backward, place_of), outputs,
+        tuple(None if isinstance(node, Node) else node for node in returned)))
+
+
+def joined(step: GraphModule, halves: StepHalves) -> GraphModule:
+    """The halves of `step` as one graph, one after the other, with what the backward computes again twice; the first
+    node of the backward is marked as BORDER. A partitioner over ranks takes it, and a rank's part is cut in halves
+    again (dist/halves.py): so what is saved is chosen as for one process."""
+    graph = Graph()
+    made: dict[str, Node] = {}
+    for node in step.graph.nodes:
+        if node.op == "placeholder":
+            made[node.name] = graph.node_copy(node)
+    saved: tuple[Node, ...] = ()
+    results: list[Node] = []
+    names: dict[str, Node] = dict(made)
+
+    def of(node: Node) -> Node:
+        return names[node.name]
+
+    for node in halves.forward.graph.nodes:
+        if node.target is make_tape:
+            saved = tuple(names[one.name] for one in node.args)
+        elif node.op == "output":
+            results += [names[one.name] for one in node.args[0] if one.target is not make_tape]
+        elif node.op != "placeholder":
+            names[node.name] = graph.node_copy(node, of)
+    names = dict(made)
+    is_first = True
+    for node in halves.backward.graph.nodes:
+        if node.target is tape_get:
+            names[node.name] = saved[node.args[1]]
+        elif node.op == "output":
+            results += [names[one.name] for one in node.args[0]]
+        elif node.op != "placeholder":
+            names[node.name] = graph.node_copy(node, of)
+            if is_first:
+                names[node.name].meta[BORDER] = True
+                is_first = False
+    outputs = [literal if place < 0 else results[place]
+               for place, literal in zip(halves.order.outputs, halves.order.literals, strict=True)]
+    graph.output(tuple(outputs))
+    graph.lint()
+    return settings.graph_module(step, graph)
 
 
 def _seed(joint: GraphModule) -> Node | None:

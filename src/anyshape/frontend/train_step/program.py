@@ -26,13 +26,11 @@ from torch.fx import GraphModule, Node
 
 from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.aten import decompositions
-from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
-from anyshape.frontend.train_step.partition import SEED, VIEWS, HalvesProgram
+from anyshape.frontend.train_step.partition import SEED, VIEWS, refusal_of
 from anyshape.frontend.train_step.step_module import StepState
 from anyshape.frontend.train_step.update import StepUpdate
-from anyshape.runtime.call.executable import Executable
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.random_state import RandomState
@@ -127,7 +125,7 @@ class StepProgram:
         second = self._bound("updates", update, begun.inputs, known=True)
         begun.again()
         refused = [error for one in (first, second)
-                   for error in (_refusal(one.ended.program, [*begun.inputs, *one.given]),) if error is not None]
+                   for error in (refusal_of(one.ended.program, [*begun.inputs, *one.given]),) if error is not None]
         if refused:
             raise max(refused, key=lambda error: error.least)
         seen = first.ended.seen(first.ended.program([*begun.inputs, *first.given]))
@@ -190,20 +188,6 @@ def _within_limit(program: Boxed, inputs: list[Any], or_none: bool) -> list[Any]
         if not or_none:
             raise
         return None
-
-
-def _refusal(program: Boxed, inputs: list[Any]) -> LimitError | None:
-    """Why a limit refuses a call, which is not made; None where that is not so, or not known."""
-    if isinstance(program, HalvesProgram):
-        return _refusal(program.forward, program.halves.forward_given(inputs))
-    if isinstance(program, NativeProgram):
-        return _refusal(program.executable, [*inputs, *program.constants])
-    if isinstance(program, Executable):
-        try:
-            program.record(*inputs)
-        except LimitError as error:
-            return error.with_traceback(None)
-    return None
 
 
 def with_update(step: GraphModule, update: StepUpdate, part: Part,

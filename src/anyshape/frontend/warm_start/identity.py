@@ -25,6 +25,10 @@ BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperD
            types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
            types.MethodWrapperType)
 OPERATORS, OPERATORS_IN = ("OpOverload", "OpOverloadPacket"), "torch._ops"
+# of operators, and of functions, whose definitions go with the versions in the key
+NAMESPACES = ("aten.", "prims.", "prim.", "higher_order.", "anyshape.", "anyshape_route.", "anyshape_recurrent.",
+              "anyshape_collective.")
+PACKAGES = frozenset(("", "_operator", "builtins", "math", "torch", "anyshape"))
 DEEPEST = 8  # closures inside of closures
 
 
@@ -110,6 +114,22 @@ class Identities:
             above = [self.of_class(base) for base in kind.__mro__[1:] if base is not object]
             found = self.classes[kind] = _hash(" ".join((kind.__qualname__, *own, *above)))
         return found
+
+
+def foreign_call(graph: torch.fx.GraphModule) -> str:
+    """An operator or function that a captured graph calls, and that is neither PyTorch's nor ours, in words: what it
+    does to shapes and gradients went into the program, and no guard knows its definition. "": there is none."""
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            target = node.target
+            if node.op == "call_function" and type(target).__name__ in OPERATORS:
+                if not str(target).startswith(NAMESPACES):
+                    return f"the operator {target}"
+            elif node.op == "call_function":
+                module = getattr(target, "__module__", None) or ""
+                if module.partition(".")[0] not in PACKAGES:
+                    return f"{module}.{getattr(target, '__qualname__', target)} as it is"
+    return ""
 
 
 def _functions(value: Any) -> list[types.FunctionType]:

@@ -10,13 +10,17 @@ Records are pickled. They lie in the user's own cache, which is only read where 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import marshal
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import InputError
 from anyshape.compiler.compiled import CompiledGraph, PlannedGraph
 from anyshape.compiler.link import link_backward, link_pair
@@ -38,10 +42,12 @@ HOST = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A compiled graph without what belongs to a process: `fields` of PlannedGraph, and its notes."""
+    """A compiled graph without what belongs to a process: `fields` of PlannedGraph, its notes, and by which keys the
+    object code of its kernels is kept."""
     name: str
     fields: Mapping[str, Any]
     notes: Notes
+    keys: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,62 @@ def _plan_record(boxed: Boxed | None, compilation: Compilation) -> PlanRecord:
         raise NotRecorded(f"it has constants of more than {MOST_CONSTANTS} bytes")
     fields = {one.name: getattr(compiled, one.name) for one in dataclasses.fields(PlannedGraph)
               if one.name not in NOT_PLANNED}
-    return PlanRecord(own.name.partition(".")[2], fields, own.notes)
+    return PlanRecord(own.name.partition(".")[2], fields, own.notes,
+                      {one.name: one.key for one in compiled.kernels if isinstance(one, LoadedKernel)})
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles frozen dataclasses with slots by the values of their fields, in order: what dataclasses do for them looks
+    up the fields of each object anew."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """See pickle."""
+        kind = type(value)
+        own = vars(kind).get("__setstate__") if isinstance(kind, type) else None
+        if getattr(own, "__module__", "") != dataclasses.__name__:
+            return NotImplemented
+        return _restored, (kind, *[getattr(value, one.name) for one in dataclasses.fields(kind)])
+
+
+def _restored(kind: type, *values: Any) -> Any:
+    made: Any = object.__new__(kind)
+    for put, value in zip(_slots(kind), values, strict=True):
+        put(made, value)
+    return made
+
+
+@functools.cache
+def _slots(kind: Any) -> tuple[Callable[[Any, Any], None], ...]:
+    return tuple(getattr(kind, one.name).__set__ for one in dataclasses.fields(kind))
+
+
+def encode(record: ProgramRecord) -> bytes:
+    """The record as bytes.
+
+    Raises:
+        NotRecorded: it holds what cannot be pickled.
+    """
+    text = io.BytesIO()
+    try:
+        _Pickler(text, pickle.HIGHEST_PROTOCOL).dump(record)
+    except Exception as error:  # the border to whatever object of a user a guard or plan may hold
+        raise NotRecorded(f"something of it cannot be pickled: {error!s:.200}") from error
+    return text.getvalue()
+
+
+def decode(data: bytes) -> ProgramRecord:
+    """The record of such bytes.
+
+    Raises:
+        NotRecorded: they cannot be read in this process.
+    """
+    try:
+        record = pickle.loads(data)
+    except Exception as error:  # the border to a class or function that is gone
+        raise NotRecorded(f"its record cannot be read: {error!r:.200}") from error
+    if not isinstance(record, ProgramRecord):
+        raise NotRecorded("it is no record")
+    return record
 
 
 def code_of(record: ProgramRecord) -> Any:
@@ -189,7 +250,12 @@ def _trained(training: TrainingRecord, forward: Boxed, backward: Boxed, compilat
 
 def _planned(plan: PlanRecord, target: Any) -> PlannedGraph:
     """The compiled graph, with its kernels from the cache."""
-    kernels = target.build([target.emit(program) for program in plan.fields["programs"].values()])
+    programs = plan.fields["programs"]
+    kernels = None
+    if plan.keys.keys() == programs.keys():
+        kernels = target.kept({name: plan.keys[name] for name in programs})
+    if kernels is None:
+        kernels = target.build([target.emit(program) for program in programs.values()])
     return PlannedGraph(target=target, kernels=tuple(kernels), **plan.fields)
 
 

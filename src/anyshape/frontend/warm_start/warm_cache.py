@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import pickle
 import platform
 import sys
 import time
@@ -20,7 +19,6 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,13 +26,22 @@ import torch
 from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.disk_cache import DiskCache, cache_of
+from anyshape.base.own_sources import own_sources, process_start
 from anyshape.base.version import __version__
 from anyshape.frontend.aten.table import TABLE
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.programs.eager_fallback import Underway, counted
 from anyshape.frontend.programs.session import Compilation
-from anyshape.frontend.warm_start.identity import Identities
-from anyshape.frontend.warm_start.program_record import HOST, ProgramRecord, code_of, program_of, record_of, structure
+from anyshape.frontend.warm_start.identity import Identities, foreign_call
+from anyshape.frontend.warm_start.program_record import (
+    HOST,
+    code_of,
+    decode,
+    encode,
+    program_of,
+    record_of,
+    structure,
+)
 from anyshape.ops.pointwise import POINTWISE
 from anyshape.torch_compat.dynamo import guard_record
 from anyshape.torch_compat.dynamo.guard_record import CodeNames, GuardRecord, NotRecorded
@@ -54,7 +61,7 @@ def warm_start_of(compilation: Compilation, own: list[Callable[..., Any]], under
     cache = cache_of(config)
     watched = config.show or config.dump or config.edit or config.check >= 2
     if cache is None or not config.warm_start or watched or config.limited or compilation.step is not None \
-            or not guard_record.can_record():
+            or not guard_record.can_record() or not own_sources() or _is_distributed():
         return None
     return WarmStart(compilation, cache, own, underway)
 
@@ -81,6 +88,11 @@ class WarmStart:
         self.underway = underway
         self.used: dict[str, int] = {}  # key -> how many records of it were looked at, or written
         self.made: Callable[..., Any] | None = None
+        self.foreign = ""  # what of the user's its graph calls
+
+    def compiled(self, graph: torch.fx.GraphModule, program: Callable[..., Any]) -> None:
+        """Told of a captured graph and its program, inside of `recording`."""
+        self.made, self.foreign = program, foreign_call(graph)
 
     def answer(self, frame: Any, way: str) -> Any:
         """Dynamo's answer for a frame, from the cache; None: it has to be traced."""
@@ -105,20 +117,17 @@ class WarmStart:
 
     def _answer(self, frame: Any, data: bytes, identities: Identities) -> Any:
         begun = time.perf_counter()
-        try:
-            record: ProgramRecord = pickle.loads(data)
-        except Exception as error:  # the border to a class or function that is gone
-            raise NotRecorded(f"its record cannot be read: {error!r:.200}") from error
+        record = decode(data)
         _check_files(record.files)
         names = frame.f_globals
         guard_record.install(record.guards, names)
-        code = code_of(record)
+        code, name = guard_record.renamed(code_of(record), record.names.program, names)
         objects = guard_record.objects_of(record.names, identities)
         guards = guard_record.rebuilt(record.guards, frame.f_code, frame.f_locals, names, objects, identities)
         program = program_of(record, target_of(self.compilation.config, HOST), self.compilation)
         program = counted(program, self.underway, "")
         answer = guard_record.answer_of(frame.f_code, names, guards, code, {
-            **objects, record.names.program: api.unhooked(program, "a compiled program")})
+            **objects, name: api.unhooked(program, "a compiled program")})
         self.own.append(program)
         counters.count("warm_starts")
         self.compilation.warm.append(f"program {self.compilation.graphs - 1} was taken from the cache, without a trace")
@@ -142,6 +151,8 @@ class WarmStart:
                 made, self.made = self.made, None
                 pair = getattr(made, "made_of", None)
                 try:
+                    if self.foreign:
+                        raise NotRecorded(f"it calls {self.foreign}, whose definition is in no guard")
                     code = answer.guarded_code.code
                     traced = Traced(code, guard_record.names_of(code, frame.f_globals, identities), found[-1],
                                     self.compilation.graphs - 1)
@@ -174,11 +185,7 @@ class WarmStart:
             raise guards
         record = record_of(program, traced.code, traced.names, guards, _hashes(guards.files), traced.number,
                            self.compilation)
-        try:
-            data = pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # the border to whatever object of a user a guard or plan may hold
-            raise NotRecorded(f"something of it cannot be pickled: {error!s:.200}") from error
-        self.cache.put(key, data)
+        self.cache.put(key, encode(record))
 
     def _key(self, frame: Any, way: str) -> str:
         """By what records are found; the guards say whether they fit."""
@@ -190,6 +197,12 @@ class WarmStart:
                  code.co_qualname, identities.of_code(code), structure(frame.f_locals), torch.is_grad_enabled(),
                  torch.is_inference_mode_enabled(), str(torch.get_default_dtype()), _added(identities))
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_distributed() -> bool:
+    """Whether this process is one of a group: a trace has ranks, and sizes of groups, as numbers, which no guard asks
+    for."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _added(identities: Identities) -> list[str]:
@@ -209,26 +222,11 @@ def _numbered(key: str, number: int) -> str:
 
 @functools.cache
 def _versions() -> str:
-    """Of all that makes a program, and reads its record: Python, torch, and our own files, by size and time."""
-    root = Path(__file__).parents[2]
-    files = sorted((str(file.relative_to(root)), seen.st_size, seen.st_mtime_ns) for file in root.rglob("*.py")
-                   for seen in [file.stat()])
-    return repr((sys.version, platform.machine(), torch.__version__, torch.version.git_version, __version__, files))
+    """Of all that makes a program, and reads its record: Python, torch, and our own files."""
+    return repr((sys.version, platform.machine(), torch.__version__, torch.version.git_version, __version__,
+                 own_sources()))
 
 
-@functools.cache
-def _process_start() -> float:
-    """When this process began, in seconds of the files' clock; a tick later, for no interpreter has read a
-    file by then."""
-    try:
-        with open("/proc/self/stat", encoding="utf-8") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])
-        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (ticks + 1) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return _IMPORTED
-
-
-_IMPORTED = time.time()
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep  # known by its version
 
 
@@ -243,7 +241,7 @@ def _hashes(files: tuple[str, ...]) -> dict[str, str]:
 
 def _hash(file: str) -> str:
     try:
-        if os.stat(file).st_mtime >= _process_start():
+        if os.stat(file).st_mtime >= process_start():
             raise NotRecorded(f"{file} was changed while the process ran")
         with open(file, "rb") as opened:
             return hashlib.sha256(opened.read()).hexdigest()

@@ -31,14 +31,16 @@ class SizeFunction:
     slots: buffer name -> number of its address in a call; those that a call brings come first: inputs, tape, outputs.
     placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
     shape: symbols -> (what the runner encodes, sizes of placed buffers, their offsets, kept, arena, types of inputs,
-        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`, and
+        of outputs, of saved, bytes of output buffers by output, the plan's `nonnegative`, and
         the sizes of its `selected` and `divided`); a type is (sizes, strides, offset in elements).
+    windows: symbols -> types of the windows of each step, which PyTorch sees when it does the step.
     """
 
     symbols: tuple[str, ...]
     slots: Mapping[str, int]
     placed: tuple[str, ...]
     shape: Callable[..., tuple[Any, ...]]
+    windows: Callable[..., tuple[Any, ...]]
 
 
 class Encoder(Protocol):
@@ -114,17 +116,19 @@ def size_function(plan: Plan, encoder: Encoder) -> SizeFunction:
         formulas.types(plan.inputs),
         formulas.types(plan.outputs),
         formulas.types(plan.saved),
-        "(" + "".join(formulas.windows(step) + ", " for step in plan.steps) + ")",
         formulas.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
         formulas.tuple_of(plan.nonnegative),
         formulas.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
-    symbols = tuple(sorted(formulas.symbols))
-    lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *formulas.lines,
-             f"    return ({', '.join(parts)})"]
+    seen = PlanFormulas(plan, slots)
+    windows = "(" + "".join(seen.windows(step) + ", " for step in plan.steps) + ")"
+    symbols = tuple(sorted(formulas.symbols | seen.symbols))
+    given = ", ".join(name_of(s) for s in symbols)
+    lines = [f"def shape({given}):", *formulas.lines, f"    return ({', '.join(parts)})",
+             f"def windows({given}):", *seen.lines, f"    return {windows}"]
     space: dict[str, Any] = {**FUNCTIONS, **names}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), space)
-    return SizeFunction(symbols, slots, placed, space["shape"])
+    return SizeFunction(symbols, slots, placed, space["shape"], space["windows"])
 
 
 def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.ir.graph import Graph, Node, Value, has_effect
@@ -35,18 +35,20 @@ Slice = tuple[dict[int, Node], dict[str, Value]]  # nodes by position, and what 
 @dataclass(frozen=True, slots=True)
 class RecomputeSegment:
     """Nodes in order, the values that they can give again (`outputs`, stored by the forward and saved), and what they
-    read from elsewhere: `anchors`, saved by the forward too, and `inputs` of the forward."""
+    read from elsewhere: `anchors`, saved by the forward too, `inputs` of the forward, and what is `gathered` again."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     anchors: tuple[Value, ...]
     inputs: tuple[Value, ...]
+    gathered: tuple[Value, ...] = ()
 
 
-def segments(graph: Graph, stored: Mapping[str, str]) -> tuple[RecomputeSegment, ...]:
+def segments(graph: Graph, stored: Mapping[str, str], gathered: Container[str] = ()) -> tuple[RecomputeSegment, ...]:
     """The segments of a forward `graph` that can give something again, in order. stored: value -> the stored value
-    that it is a window of (`Storage.base`)."""
-    return _Search(graph, stored).run()
+    that it is a window of (`Storage.base`). gathered: names of values that the backward has itself, by these names:
+    weights that came from other ranks."""
+    return _Search(graph, stored, gathered).run()
 
 
 def again_graph(segment: RecomputeSegment, number: int, graph: Graph, types: Mapping[str, TensorType]) -> Graph | None:
@@ -55,7 +57,7 @@ def again_graph(segment: RecomputeSegment, number: int, graph: Graph, types: Map
     if not outputs or any(value.name not in types for value in segment.anchors):
         return None
     given = {value.name: Value(value.name, types.get(value.name, value.type))
-             for value in (*segment.anchors, *segment.inputs)}
+             for value in (*segment.anchors, *segment.inputs, *segment.gathered)}
     # an operator that gives several values may give one that is there
     nodes = tuple(dataclasses.replace(
         node, inputs=tuple(given.get(x.name, x) if isinstance(x, Value) else x for x in node.inputs),
@@ -66,8 +68,9 @@ def again_graph(segment: RecomputeSegment, number: int, graph: Graph, types: Map
 
 
 class _Search:
-    def __init__(self, graph: Graph, stored: Mapping[str, str]) -> None:
+    def __init__(self, graph: Graph, stored: Mapping[str, str], gathered: Container[str]) -> None:
         self.graph = graph
+        self.gathered = gathered
         self.stored = frozenset(stored.values())
         self.hint = graph.facts.hint
         self.producers = graph.producers()
@@ -212,10 +215,11 @@ class _Search:
         if not names:
             return None
         kept = [value for name, value in stops.items() if name not in again]
-        return RecomputeSegment(tuple(node for _, node in sorted(nodes.items())),
-                                tuple(self.saved[name] for name in names),
-                       tuple(value for value in kept if value.name not in self.inputs),
-                       tuple(value for value in kept if value.name in self.inputs))
+        return RecomputeSegment(
+            tuple(node for _, node in sorted(nodes.items())), tuple(self.saved[name] for name in names),
+            tuple(value for value in kept if value.name not in self.inputs and value.name not in self.gathered),
+            tuple(value for value in kept if value.name in self.inputs),
+            tuple(value for value in kept if value.name in self.gathered))
 
     def slice(self, value: Value) -> Slice | None:
         """The nodes that give the value from other saved values and inputs, and those; None where an effect is on the
@@ -228,7 +232,7 @@ class _Search:
             node = self.producers.get(one.name)
             if one.name in self.written:  # it will not be what it was
                 return None
-            if node is None or (one is not value and one.name in self.saved):
+            if node is None or one.name in self.gathered or (one is not value and one.name in self.saved):
                 stops[one.name] = one
                 continue
             at = self.position[one.name]

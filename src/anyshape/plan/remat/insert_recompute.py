@@ -9,7 +9,8 @@ Before the first of a segment stands a memory step, which is optional, too: wher
 later step reads is given back there. Nothing else in the backward changes. A call whose forward kept h leaves the
 optional steps out; otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known
 (runtime/budget/memory_budget.py). How long a step waits says plan/remat/recompute_placement.py; what reads an input
-stands before the step that writes it.
+stands before the step that writes it, and what reads weights that came from other ranks behind the wait for them, which
+comes early enough where they have been sent for by then.
 
 What PyTorch made in the forward (a convolution) lies outside the arena, and PyTorch makes it again: the tensor that the
 optional step gets takes the place of the tape's.
@@ -27,8 +28,21 @@ from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.home import External, Recomputed, RestoredBase, Saved
 from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.liveness import last_reads, live_bytes, saved_entry
-from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, RecomputeStep, Step, Window, step_writes, touched
+from anyshape.plan.ir.program import (
+    Buffer,
+    ExternStep,
+    MemoryStep,
+    Plan,
+    RecomputeStep,
+    Step,
+    Window,
+    is_launch,
+    is_wait,
+    step_writes,
+    touched,
+)
 from anyshape.plan.ir.renaming import renamed_step
+from anyshape.plan.memory.mutation_copy_elision import permuted
 from anyshape.plan.remat.recompute_placement import places
 from anyshape.sym.expr import Size
 
@@ -76,9 +90,11 @@ def insert_recomputation(plan: Plan, context: PlanContext) -> Plan:
         return plan
     kept = kept_values(source.graph, forward, source.stored)
     borrowed = _borrowed(plan, source.graph)
+    gathered = _gathered(plan)
+    plan = _with_early_waits(plan, parts, gathered, kept, _windows(plan, forward))
     windows = _windows(plan, forward)
     stored = kept.names(plan)
-    placed = _placed(plan, parts, kept, windows, {**stored, **borrowed})
+    placed = _placed(plan, parts, kept, windows, {**gathered, **stored, **borrowed})
     merged = _merged(plan, placed)
     touches, added = _buffers_of_parts(placed, merged, frozenset(stored.values()))
     again = []
@@ -145,6 +161,7 @@ def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
     uses = _uses(plan)
     overwritten = _first_writes(plan)
     alive, across = _alive(plan)
+    coming = frozenset(_gathered(plan).values())
     found = []
     for graph, part in parts:
         if not _fits(graph, part, kept, known):
@@ -165,8 +182,85 @@ def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
             writes = [overwritten[one] for one in (own, *shown.get(name, ())) if one in overwritten]
             if writes:
                 before[name] = min(writes)
-        found.append(_Part(graph, part, names, places(part, first, last, before, alive, across, plan.facts.hint)))
+        ready = {name: _maker(plan, own) + 1 for name, own in names.items() if own in coming}
+        last |= {name: uses[names[name]][1] for name in ready}
+        latest = places(part, first, last, before, alive, across, plan.facts.hint)
+        where = _behind(part, latest, ready, {**before, **first})
+        if where is not None:
+            found.append(_Part(graph, part, names, where))
     return sorted(found, key=lambda one: min(one.places))
+
+
+def _gathered(plan: Plan) -> dict[str, str]:
+    """What the plan waits for from other ranks: by the name of the value, its buffer, which has that name."""
+    return {name: name for step in plan.steps if is_wait(step) for name in _made(step)}
+
+
+def _made(step: Step) -> set[str]:
+    return {window.buffer for window in step_writes(step)}
+
+
+def _maker(plan: Plan, buffer: str) -> int:
+    """The first step that writes a buffer."""
+    return next(number for number, step in enumerate(plan.steps) if buffer in _made(step))
+
+
+def _with_early_waits(plan: Plan, parts: Sequence[tuple[Graph, Plan]], gathered: Mapping[str, str], kept: Kept,
+                      windows: Mapping[str, Sequence[tuple[str, Size]]]) -> Plan:
+    """`plan` with waits for what `parts` read before the first step that needs what a part makes, where the message is
+    under way by then. Launches stay where they are, in the order of all ranks."""
+    if not gathered:
+        return plan
+    uses = _uses(plan)
+    wanted: dict[int, int] = {}  # wait -> the step that it is to stand before
+    for graph, _ in parts:
+        tapes = [tape for value in graph.outputs if isinstance(value, Value)
+                 for tape, _ in windows.get(kept.buffers[value.name][0], ())]
+        first = min((uses[tape][0] for tape in tapes if tape in uses), default=len(plan.steps))
+        for value in graph.inputs:
+            if value.name in gathered:
+                wait = _maker(plan, value.name)
+                wanted[wait] = min(wanted.get(wait, first), first)
+    launches = {name: number for number, step in enumerate(plan.steps) if is_launch(step) for name in _made(step)}
+    early: dict[int, list[int]] = {}
+    for wait, before in sorted(wanted.items()):
+        step = plan.steps[wait]
+        assert isinstance(step, ExternStep)
+        launch = max(launches.get(window.buffer, -1) for window in touched(step))
+        if before < wait and launch < before:
+            early.setdefault(before, []).append(wait)
+    moved = {wait for waits in early.values() for wait in waits}
+    order = [number for step in range(len(plan.steps) + 1)
+             for number in (*early.get(step, ()), *((step,) if step < len(plan.steps) and step not in moved else ()))]
+    if not moved:
+        return plan
+    place = {number: at for at, number in enumerate(order)}
+    runs = tuple(part for run in plan.together
+                 for part in unbroken(plan, [place[number] for number in range(len(order))], *run))
+    return dataclasses.replace(permuted(plan, order), together=runs)
+
+
+def _behind(part: Plan, latest: Sequence[int], ready: Mapping[str, int],
+            bounds: Mapping[str, int]) -> Sequence[int] | None:
+    """The places of a part's steps, none before what it reads is there; None where one would come too late.
+
+    Args:
+        latest: where they may wait until.
+        ready: by buffer of the part that comes from other ranks, the first place behind the wait for it.
+        bounds: by buffer of the part, the last place of a step that makes it, or reads it before it is written.
+    """
+    if not ready:
+        return latest
+    found: list[int] = []
+    made: dict[str, int] = {}
+    for step, place in zip(part.steps, latest, strict=True):
+        names = {window.buffer for window in touched(step)}
+        place = max([place, *(at[name] for at in (ready, made) for name in names if name in at)])
+        if any(place > bounds[name] for name in names if name in bounds):
+            return None
+        made |= dict.fromkeys(_made(step), place)
+        found.append(place)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +387,8 @@ def _results(graph: Graph, part: Plan) -> list[tuple[str, Window]]:
 def _fits(graph: Graph, part: Plan, kept: Kept, stored: Mapping[str, str]) -> bool:
     """Whether the part makes outside the arena what the forward makes there: each may fuse in its own way."""
     external = {b.name for b in part.buffers if b.is_external}
+    if any(value.name not in stored for value in graph.inputs):
+        return False  # weights that this plan does not gather
     return all(value in stored and (window.buffer in external or kept.buffers[value][0] not in kept.outside)
                for value, window in _results(graph, part))
 

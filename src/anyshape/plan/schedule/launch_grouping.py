@@ -34,7 +34,8 @@ after group_launches:
       out     y, z
 
 Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
-another one writes. Whether the host can is seen when sizes are known (`joined` in backend/cpu/bytecode/encode_gemm.py).
+another one writes. Whether the host can is seen when sizes are known (`fill_joined` in
+backend/cpu/routines/encoding/fill.py).
 Kernels run one after another, and after the products (backend/cpu/routines/parallel_region.py): they may touch what
 they like.
 """

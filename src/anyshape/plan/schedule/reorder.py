@@ -83,6 +83,8 @@ def reorder(plan: Plan, context: PlanContext = DEFAULTS) -> tuple[Plan, ...]:
     `config.planning_seconds`: of an integer program (plan/schedule/ilp.py), for each way to take steps together that is
     tried."""
     forward = context.forward
+    if any(_reads_gathered(plan, part) for _, part in context.recomputed):
+        return (plan,)  # the graph gathers weights before what may be computed again by them
     best = plan = permuted(plan, hoist_mutations(plan, dependencies(plan)))
     needed = _needed(best, context)
     beside: tuple[Plan, int] | None = None
@@ -98,6 +100,12 @@ def reorder(plan: Plan, context: PlanContext = DEFAULTS) -> tuple[Plan, ...]:
     if beside is None or beside[1] > WORTH * needed.most or not context.second_order:
         return (best,)
     return best, beside[0]
+
+
+def _reads_gathered(plan: Plan, part: Plan) -> set[str]:
+    """What a part of a forward that may be computed again reads, and `plan` waits for."""
+    coming = {window.buffer for step in plan.steps if is_wait(step) for window in step_writes(step)}
+    return {b.name for b in part.buffers if b.is_input} & coming
 
 
 def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float,

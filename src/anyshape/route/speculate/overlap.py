@@ -24,6 +24,7 @@ from anyshape.route.core.routes import Routes, checked
 from anyshape.route.core.uniform import Choice, by_choice, combine_uniform
 from anyshape.route.speculate.captured import check_pure
 from anyshape.route.speculate.payoff import Payoff
+from anyshape.torch_compat.versions.autocast import casts
 
 FIRST = 2  # calls that measure the general path
 
@@ -67,7 +68,7 @@ class OverlappedRouter(nn.Module):
     def forward(self, cells: Any, *args: Any, routes: Routes | None = None, **keywords: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)
         if routes is not None or self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() \
-                or torch.is_autocast_enabled("cpu") or self._refusal(tensors):
+                or casts() or self._refusal(tensors):
             return self.router(cells, *args, routes=routes, **keywords)
         begin = self.clock()
         if not self.payoff.on or self.counters["general"] < FIRST:

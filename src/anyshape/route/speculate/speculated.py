@@ -40,6 +40,7 @@ from anyshape.route.speculate.path_tree import (
 from anyshape.route.speculate.payoff import Payoff
 from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, Watch, replaced, watching
 from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.versions.autocast import casts
 
 OFF = "speculation does not pay"
 SIZES = 8  # kinds of inputs, by their shapes and dtypes, that have programs
@@ -397,7 +398,7 @@ def uniform(decisions: Sequence[tuple[str, Tensor]]) -> list[Choice]:
 
 def _key(flat: list[Any], nesting: Any) -> Any:
     """What programs are made for: shapes, dtypes and devices of tensors, and other arguments by value."""
-    found: list[Any] = [nesting, torch.is_autocast_enabled("cpu")]
+    found: list[Any] = [nesting, casts()]
     for one in flat:
         if isinstance(one, Tensor):
             if type(one) not in (Tensor, nn.Parameter):

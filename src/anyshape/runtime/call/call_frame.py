@@ -128,6 +128,11 @@ class Call:
                 assert isinstance(step, CopyStep)
                 self.tensor(step.target, views[1]).copy_(self.tensor(step.source, views[0]))
         except RuntimeError as error:
+            if isinstance(step, ExternStep) and ("c10d" in step.target or "collective" in step.target):
+                from anyshape.runtime.collectives.lost_rank import lost  # torch.distributed, which few programs need
+                found = lost(error)
+                if found is not None:
+                    raise found from error
             error.add_note(f"in step {number} of {self.shared.plan.name}, {step.where or 'source line unknown'}")
             raise
 

@@ -13,7 +13,7 @@ import torch
 from anyshape.backend.interface import CALLBACK_FAILED, DONE, ISSUED, NO_MEMORY, Kernel, Target
 from anyshape.backend.targets import usual_target
 from anyshape.base import counters
-from anyshape.base.errors import InputError, VerifyError
+from anyshape.base.errors import DeviceError, InputError, VerifyError
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.call.call_frame import Call
 from anyshape.runtime.call.extern_table import Calls
@@ -95,6 +95,18 @@ class Executable(Program):
         self.limit = None if policy.budget is None else policy.budget.bind(self)
         self.keeps = self.limit is not None or bool(plan.saved)
 
+    def admit(self, record: Specialization) -> None:
+        """Makes room for a call that has this record, which is not made yet.
+
+        Raises:
+            LimitError: there is none.
+        """
+        limit = self.ran(record).limit
+        if limit is not None:
+            _, space = limit.fit(record)
+            if space is not None:
+                space.release()
+
     def _kept(self, record: Specialization, inputs: tuple[Any, ...], pointers: tuple[int, ...],
               undo: tuple[Any, ...]) -> list[Any]:
         """A call under a limit, or of a forward that saves something, which returns its tape as the last result."""
@@ -128,11 +140,15 @@ class Executable(Program):
         values = tape.open()
         origin = tape.owner.record if tape_memory is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
-        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit, values, origin)
+        try:
+            record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit, values,
+                                                        origin)
+        except DeviceError as error:  # nothing has run
+            return self._refused([tape, *args], error)
         args.clear()
         if self.streams is not None and tape_memory is not None:
             follow(tape_memory.block, self.streams.current())
-        private = None
+        private = again = refusal = None
         keeps = not tape.once and api.keeps_graph()
         if tape_memory is not None and record.kept != tape_memory.record.kept:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
@@ -150,16 +166,35 @@ class Executable(Program):
         run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         try:
             outputs = run(record, held, pointers, undo, kept)
-        except BaseException:
-            if not keeps or (private is None and record.overwrites):
-                tape.release()  # its values are gone, or half overwritten
-            raise
+        except BaseException as error:
+            overwritten = private is None and record.overwrites and getattr(error, "reached", None) != -1
+            again = None if overwritten or not isinstance(error, DeviceError) else self._again(error, tape, held)
+            if again is None or not isinstance(error, DeviceError):
+                if not keeps or overwritten:
+                    tape.release()  # its values are gone, or half overwritten
+                raise
+            refusal = error
         finally:
             if private is not None:
                 self.context.kept.give(private)
+        if again is not None and refusal is not None:
+            return self._refused(again, refusal)
         if not keeps:
             tape.release()
         return outputs
+
+    def _again(self, error: DeviceError, tape: Tape, held: list[Any]) -> list[Any] | None:
+        """The arguments of a backward that the device refused, whose tape is whole; None: something is gone, or the
+        caller can see what has run."""
+        values: list[Any] = [None] * (1 + max((index for _, index in self.places), default=-1))
+        for position, index in self.places:
+            values[index] = held[position]
+        if self.otherwise is None or self._has_written(error) or any(one is None for one in held) \
+                or len(values) != len(self.places):
+            return None
+        tape.values = tape.values or values
+        places = {position for position, _ in self.places}
+        return [tape, *(one for position, one in enumerate(held) if position not in places)]
 
     def at(self, values: Mapping[str, int]) -> Executable:
         """Who runs a call at the symbols' `values`: the program itself, or the same in another order."""
@@ -176,7 +211,7 @@ class Executable(Program):
         if other is None:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
                               why="that has another order of steps", do="report it: a bug of the runtime")
-        other.context, other.profiles = self.context, self.profiles
+        other.context, other.profiles, other.otherwise = self.context, self.profiles, self.otherwise
         return other(args)
 
     def _private_kept(self, record: Specialization, inputs: Sequence[Any], tape_memory: TapeMemory | None) -> Block:

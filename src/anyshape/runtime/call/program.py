@@ -14,7 +14,7 @@ from typing import Any
 
 from anyshape.backend.interface import DONE, Kernel, PythonSteps
 from anyshape.base import counters
-from anyshape.base.errors import InputError
+from anyshape.base.errors import DeviceError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import MemoryStep, Plan, Window, step_writes
 from anyshape.runtime.call.dispatch_codegen import make_enter
@@ -73,6 +73,8 @@ class Program:
         self.lazy = any(b.name in late for b in specializer.outputs)
         self.takes_tape = bool(plan.restored)
         self.keeps = False  # calls save something, or keep to a limit
+        # what does a call, with its arguments, that the device refuses
+        self.otherwise: Callable[[list[Any], DeviceError], list[Any]] | None = None
         self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
         # of steps
         self.plain = self.order == tuple(range(len(self.dtypes))) and not plan.saved
@@ -89,19 +91,44 @@ class Program:
             InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
             DivisionError: a whole number is divided by 0. On a device with streams either may come from an earlier
                 call; nothing has run then, and `args` are as they were.
+            DeviceError: the device refuses the call, and there is no other way to do it.
         """
         if self.context.unread:
             settle(self.context.unread)
         if self.takes_tape:
             return self._backward(args)
-        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit)
+        try:
+            record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit)
+        except DeviceError as error:  # nothing has run
+            return self._refused(args, error)
         if record.is_other is not self.specializer.is_other:
             return self._in_other_order(args)
+        given = None if self.otherwise is None else args[:]
         args.clear()
-        if self.keeps:
-            return self._kept(record, inputs, pointers, undo)
-        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
-        return run(record, list(inputs), pointers, undo, self.context.kept.empty)
+        try:
+            if self.keeps:
+                return self._kept(record, inputs, pointers, undo)
+            run = self._straight if self.straight and record.native and not undo and self.profiles is None \
+                else self._run
+            return run(record, list(inputs), pointers, undo, self.context.kept.empty)
+        except DeviceError as error:
+            if given is None or self._has_written(error):
+                raise
+            refusal = error
+        return self._refused(given, refusal)
+
+    def _refused(self, args: list[Any], error: DeviceError) -> list[Any]:
+        """A call that the device refuses, nothing of which the caller can see."""
+        if self.otherwise is None:
+            raise error
+        error.__traceback__ = None  # which holds what the call has allocated
+        return self.otherwise(args, error)
+
+    def _has_written(self, error: DeviceError) -> bool:
+        """Whether a step that has begun writes into what the caller brought: the call cannot be done once more."""
+        steps = self.plan.steps if error.reached is None else self.plan.steps[:error.reached + 1]
+        given = {b.name for b in self.plan.buffers if b.is_input}
+        return any(window.buffer in given for step in steps for window in step_writes(step))
 
     def specialization(self, args: list[Any]) -> Specialization:
         """The record that a call with these arguments would run; nothing runs. Errors as of a call's arguments."""

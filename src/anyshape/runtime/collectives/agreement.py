@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from anyshape.base.errors import AnyShapeError
+from anyshape.runtime.collectives.messages import by_torch
 from anyshape.runtime.collectives.process_group import ProcessMesh
 
 NUMBERS = 15  # sizes that travel with the digest
@@ -42,18 +43,29 @@ def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int]) -> list[list[
     differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]
     if differing:
         raise refusal(mesh, f"ranks run other programs than rank 0: {', '.join(map(str, differing[:8]))}",
-                      why="their graphs differ, as where code, settings or the kind of a batch do",
-                      do="start all ranks with the same code and settings, and give batches of one kind")
+                      why="their graphs differ, as where code, settings or the kind of a batch do; or some save, load "
+                      "or take the whole model, and others do something else",
+                      do="start all ranks with the same code and settings, give batches of one kind, and call save, "
+                      "load and whole on all ranks")
     found = [one[1:1 + len(own)] for one in first]
     if len(own) > NUMBERS:
         found = [[*one, *more] for one, more in zip(found, _gathered(mesh, own[NUMBERS:]), strict=True)]
     return found
 
 
+def together(mesh: ProcessMesh, what: str) -> None:
+    """All ranks do the same now, and know it: one that does something else would let the others wait.
+
+    Raises:
+        RankError: some do something else; nothing has been done.
+    """
+    exchanged(mesh, digest(what), [])
+
+
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
     sent = torch.tensor(list(own), dtype=torch.int64)
     found = torch.empty(mesh.mesh.world * len(own), dtype=torch.int64)
-    dist.all_gather_into_tensor(found, sent, group=mesh.control)
+    by_torch("all_gather_single")(found, sent, group=mesh.control)
     return found.view(mesh.mesh.world, len(own)).tolist()  # type: ignore[no-any-return]
 
 
@@ -69,11 +81,17 @@ def agree(mesh: ProcessMesh, own: dict[str, str]) -> None:
     if differing:
         first = differing[0]
         others = [rank for rank, each in enumerate(every) if each.get(first) != every[0].get(first)]
-        said: list[Any] = [None] * mesh.mesh.world
-        dist.all_gather_object(said, own[first][:200], group=mesh.control)
+        words = said(mesh, own[first][:200])
         raise refusal(mesh, f"ranks differ in {first}: {', '.join(map(str, others[:8]))} from rank 0",
-                      why=f"rank 0 has {said[0]!r}, rank {others[0]} has {said[others[0]]!r}",
+                      why=f"rank 0 has {words[0]!r}, rank {others[0]} has {words[others[0]]!r}",
                       do="start all ranks with the same code, model, settings and versions")
+
+
+def said(mesh: ProcessMesh, own: str) -> list[str]:
+    """What each rank says, in short."""
+    found: list[Any] = [""] * mesh.mesh.world
+    dist.all_gather_object(found, own[:600], group=mesh.control)
+    return found
 
 
 def refusal(mesh: ProcessMesh, what: str, *, why: str, do: str) -> RankError:

@@ -1,15 +1,17 @@
-"""A rank that is lost in a step: what the others say of it, in place of what gloo or NCCL say of a connection.
+"""A rank that is lost in a step, a program or a save: what the others say of it, in place of gloo's or NCCL's words.
 
 Processes that end close their connections, so whoever waits for one of them hears of it at once. Which rank it was, is
 found where it can be: by the words that a failing rank leaves in torch's store, and by the processes of this machine
-that are not there any more.
+that are not there any more. Every step of a program that is a collective ends here when it fails
+(runtime/call/call_frame.py), and so do saves, loads, and what is agreed on before a step.
 """
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ from anyshape.runtime.collectives.process_group import ProcessMesh
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused",
         "Timed out waiting", "Application timeout", "ncclRemoteError", "remote process exited", "Socket closed")
 SOONEST = 20  # times that are looked for who it was
-DO = ("read what the lost rank has said last; torchrun --max-restarts=3 starts all ranks again, and "
-      "step.load(folder, missing_ok=True) goes on from the last checkpoint")
+DO = ("read what the lost rank has said last; torchrun --max-restarts starts all ranks again, and "
+      "step.load(folder, missing_ok=True) goes on from the last checkpoint (docs/distributed.md)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,33 @@ class Peer:
         return False
 
 
-def peers(mesh: ProcessMesh) -> tuple[Peer, ...]:
-    """The processes of all ranks; all call this."""
+KNOWN: dict[int, Peer] = {}  # the processes of ranks, by rank; a group that begins anew has its own
+
+
+def meet_peers(mesh: ProcessMesh) -> None:
+    """Notes the processes of all ranks; all call this."""
     every: list[Any] = [None] * mesh.mesh.world
     dist.all_gather_object(every, (socket.gethostname(), os.getpid()), group=mesh.control)
-    return tuple(Peer(*one) for one in every)
+    KNOWN.clear()
+    KNOWN.update({rank: Peer(*one) for rank, one in enumerate(every)})
+
+
+def announce() -> None:
+    """Leaves in torch's store which process this rank is: a program with collectives was made, and ranks do not meet
+    for that."""
+    store = _store()
+    if store is not None:
+        _set(store, _key("process", dist.get_rank()), f"{os.getpid()} {socket.gethostname()}")
+
+
+def _peers() -> dict[int, Peer]:
+    """The processes that are known."""
+    found = {}
+    for rank in range(dist.get_world_size()):
+        process, _, machine = _get(_key("process", rank)).partition(" ")
+        if process:
+            found[rank] = Peer(machine, int(process))
+    return {**KNOWN, **found}
 
 
 def leave_words(error: BaseException) -> None:
@@ -64,48 +88,68 @@ def leave_words(error: BaseException) -> None:
     store = _store()
     if store is not None:
         words = (str(error).strip().splitlines() or [""])[0]
-        try:
-            store.set(_key(dist.get_rank()), f"{type(error).__name__}: {words}")
-        except RuntimeError:  # the store's own process is lost: nobody can read it
-            return
+        _set(store, _key("lost", dist.get_rank()), f"{os.getpid()} {type(error).__name__}: {words}")
 
 
-def lost(error: BaseException, known: Sequence[Peer]) -> RankError | None:
-    """The error of a step in which another rank was lost: four parts on rank 0, one line elsewhere; None where `error`
+@contextmanager
+def told_of_lost_ranks() -> Iterator[None]:
+    """Inside, what gloo or NCCL say where a rank is lost is raised as what `lost` makes of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = lost(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def lost(error: BaseException) -> RankError | None:
+    """The error of a call in which another rank was lost: four parts on rank 0, one line elsewhere; None where `error`
     is of another kind."""
     words = str(error)
-    if not any(one in words for one in LOST):
+    if isinstance(error, RankError) or not dist.is_initialized() or not any(one in words for one in LOST):
         return None
-    here = dist.get_rank()
+    here, known = dist.get_rank(), _peers()
+    others = [rank for rank in range(dist.get_world_size()) if rank != here]
     for _ in range(SOONEST):
-        found = {rank: said for rank in range(len(known)) if rank != here and (said := _said(rank))}
-        gone = [rank for rank, one in enumerate(known) if rank != here and (rank in found or one.is_gone())]
+        found = {rank: said for rank in others if (said := _said(rank, known))}
+        gone = [rank for rank in others if rank in found or (rank in known and known[rank].is_gone())]
         if gone:
             break
         time.sleep(0.05)  # a process closes its connections a moment before it has ended
-    if gone:
-        what = f"rank {', '.join(map(str, gone))} is lost"
-    else:
-        what = "another rank is lost"
+    what = f"rank {', '.join(map(str, gone))} is lost" if gone else "another rank is lost"
     if here:
         return RankError(f"rank {here}: {what}")
     why = "; ".join(f"rank {rank} said: {said}" for rank, said in found.items()) or (
         "its process has ended without a word, as where the system has killed it" if gone
-        else "its connection is closed, and it ran on another machine")
-    where = ", ".join(f"process {known[rank].process} on {known[rank].machine}" for rank in gone)
-    return RankError(what, where=f"{where or 'in a step'}, found while waiting for it", why=why, do=DO)
+        else "its connection is closed; its process is not known, or ran on another machine")
+    where = ", ".join(f"process {known[rank].process} on {known[rank].machine}" for rank in gone if rank in known)
+    return RankError(what, where=f"{where or 'a collective'}, found while waiting for it", why=why, do=DO)
 
 
-def _key(rank: int) -> str:
-    return f"anyshape/lost/{rank}"  # torchrun's store begins anew when ranks start again
+def _key(what: str, rank: int) -> str:
+    return f"anyshape/{what}/{rank}"
 
 
-def _said(rank: int) -> str:
+def _said(rank: int, known: dict[int, Peer]) -> str:
+    """What a rank has said last; not what the process said that was this rank before torchrun started all again."""
+    process, _, words = _get(_key("lost", rank)).partition(" ")
+    return words if process and (rank not in known or known[rank].process == int(process)) else ""
+
+
+def _get(key: str) -> str:
     store = _store()
     try:
-        return store.get(_key(rank)).decode() if store is not None and store.check([_key(rank)]) else ""
+        return store.get(key).decode() if store is not None and store.check([key]) else ""
     except RuntimeError:  # it was of a process that is lost
         return ""
+
+
+def _set(store: Any, key: str, value: str) -> None:
+    try:
+        store.set(key, value)
+    except RuntimeError:  # the store's own process is lost: nobody can read it
+        return
 
 
 def _store() -> Any:

@@ -12,7 +12,7 @@ gloo a thread, on NCCL a stream, sends it. A message without elements is not sen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from anyshape.dist.placement import local_count
 from anyshape.runtime.collectives.parts import Numbers, between, ceil_counts, joined
 
 REDUCE = {"add": "SUM", "mul": "PRODUCT", "maximum": "MAX", "minimum": "MIN", "or": "MAX", "and": "MIN"}
+OLD = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}  # until 2.12
 Shape = tuple[int, ...]
 
 
@@ -40,6 +41,11 @@ class Line:
         return dist.get_global_rank(self.group, (self.rank + step) % self.ranks)
 
 
+def by_torch(name: str) -> Callable[..., Any]:
+    """A collective of torch.distributed, by the name that this version does not warn of."""
+    return getattr(dist, name, None) or getattr(dist, OLD[name])  # type: ignore[no-any-return]
+
+
 def begin(line: Line, op: str, pieces: Sequence[Tensor], combine: str, parts: Sequence[Numbers]) -> tuple[Tensor, Any]:
     """Sends a collective of `pieces`: the message, of one dim, and the work to wait for before `finish`; None where
     nothing has to come."""
@@ -53,7 +59,7 @@ def begin(line: Line, op: str, pieces: Sequence[Tensor], combine: str, parts: Se
         message = pieces[0].new_empty(line.ranks * sum(most))
         own = message.view(line.ranks, -1)[line.rank] if message.numel() else message
         _fill(own, pieces, most)
-        return message, _work(line, message, lambda: dist.all_gather_into_tensor(
+        return message, _work(line, message, lambda: by_torch("all_gather_single")(
             _bytes(message), _bytes(own), group=line.group, async_op=True))
     if op == "reduce_scatter":
         most = [_most(whole.shape, one, line.ranks) for whole, one in zip(pieces, parts, strict=True)]
@@ -61,7 +67,7 @@ def begin(line: Line, op: str, pieces: Sequence[Tensor], combine: str, parts: Se
         sent, own = message[:-sum(most)], message[message.numel() - sum(most):]
         if line.ranks == 1:
             own.copy_(sent)
-        return message, _work(line, message, lambda: dist.reduce_scatter_tensor(
+        return message, _work(line, message, lambda: by_torch("reduce_scatter_single")(
             own, sent, group=line.group, async_op=True))
     assert op == "all_to_all", op
     (piece,), (_, into) = pieces, parts

@@ -8,6 +8,7 @@ of torch.distributed and a receive waits.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 Program = Callable[[list[Any]], Sequence[Any]]
+SMALL = 64  # elements
 STEP = -1  # in place of the number of a micro-batch: values of the whole step
 
 
@@ -59,6 +61,7 @@ class PipelineRank:
     programs: Mapping[Key, Program]
     transport: Transport
     numbers: dict[tuple[str, int], int] = field(init=False)  # of messages, by value and receiving stage
+    packs: dict[tuple[str, int], tuple[str, ...]] = field(init=False)  # by the same, small values that are one message
     kept: dict[tuple[int, int], dict[str, Tensor]] = field(init=False, default_factory=dict)
     sums: dict[str, Tensor] = field(init=False, default_factory=dict)
     copies: list[tuple[Tensor, Tensor]] = field(init=False, default_factory=list)
@@ -66,6 +69,7 @@ class PipelineRank:
     def __post_init__(self) -> None:
         every = [(name, stage) for one in self.plan.segments.values() for name, stage in one.sends]
         self.numbers = {one: number for number, one in enumerate(every)}
+        self.packs = _packs(self.plan)
 
     def run(self, batch: Batch) -> Iterator[None]:
         """One step; `results` has what it gives when the iterator ends. Inputs that are written change at the end."""
@@ -86,8 +90,9 @@ class PipelineRank:
         for key in self.plan.segments:
             if key.kind == "U" and key.stage % self.plan.ranks == self.rank:
                 yield from self._segment(key, STEP, batch)
-        for target, value in self.copies:
-            target.copy_(value)
+        with torch.no_grad():  # a target may be a parameter itself
+            for target, value in self.copies:
+                target.copy_(value)
 
     def results(self) -> list[Any]:
         """The outputs of the step, after `run`; memory of the step is let go."""
@@ -118,7 +123,13 @@ class PipelineRank:
             else:
                 self.sums[one.name] = COMBINE[one.combine](self.sums[one.name], value)
         for name, stage in segment.sends:
-            self._send(self._value(name, store), name, stage, micro)
+            pack = self.packs.get((name, stage), (name,))
+            if stage % self.plan.ranks == self.rank:
+                self.kept.setdefault((stage, micro), {})[name] = self._value(name, store)
+            elif name == pack[0]:
+                values = [self._value(one, store) for one in pack]
+                message = torch.cat([one.reshape(-1) for one in values]) if len(pack) > 1 else values[0]
+                self.transport.send(message, stage % self.plan.ranks, self._tag(name, stage, micro))
         self.copies += [(batch.shared[target], self._value(name, store, own, batch.shared))
                         for target, name in segment.copies]
 
@@ -128,30 +139,44 @@ class PipelineRank:
                 return store[name]
         raise AssertionError(name)
 
-    def _send(self, value: Tensor, name: str, stage: int, micro: int) -> None:
-        rank = stage % self.plan.ranks
-        if rank == self.rank:
-            self.kept.setdefault((stage, micro), {})[name] = value
-        else:
-            self.transport.send(value, rank, self._tag(name, stage, micro))
-
     def _receive(self, segment: Segment, name: str, source: int, micro: int, sizes: Mapping[str, int],
                  store: dict[str, Tensor]) -> Iterator[None]:
         rank = source % self.plan.ranks
         if rank == self.rank:
             assert name in store, (segment.key, name)
             return
-        kind = self.plan.types[name]
-        like = torch.empty([evaluate(size, sizes) for size in kind.shape], dtype=TORCH_DTYPES[kind.dtype])
+        pack = self.packs.get((name, segment.key.stage), (name,))
+        if name != pack[0]:  # it came with the first one
+            assert name in store, (segment.key, name)
+            return
+        shapes = [[evaluate(size, sizes) for size in self.plan.types[one].shape] for one in pack]
+        counts = list(map(math.prod, shapes))
+        like = torch.empty([sum(counts)] if len(pack) > 1 else shapes[0],
+                           dtype=TORCH_DTYPES[self.plan.types[name].dtype])
         tag = self._tag(name, segment.key.stage, micro)
         while (found := self.transport.receive(like, rank, tag)) is None:
             yield
-        store[name] = found
+        store.update((one, part.view(shape)) for one, part, shape in zip(
+            pack, found.split(counts) if len(pack) > 1 else (found,), shapes, strict=True))
 
     def _tag(self, name: str, stage: int, micro: int) -> int:
         """Of a message; the same on both sides, and no other one of a step has it."""
         count = 2 + max(one.micro for one in self.orders[self.rank])
         return self.numbers[name, stage] * count + micro + 1
+
+
+def _packs(plan: Pipeline) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Small values that one segment sends to one other, as the norms of gradients: by value and receiving stage, all
+    that travel in that message, in the order in which they are received."""
+    sender = {(name, stage): key for key, one in plan.segments.items() for name, stage in one.sends}
+    groups: dict[object, list[tuple[str, int]]] = {}
+    for key, one in plan.segments.items():
+        for name, _ in one.receives:
+            shape = [size for size in plan.types[name].shape if isinstance(size, int)]
+            if len(shape) == len(plan.types[name].shape) and 0 < math.prod(shape) <= SMALL:
+                place = name, key.stage
+                groups.setdefault((sender[place], key, plan.types[name].dtype), []).append(place)
+    return {place: tuple(name for name, _ in group) for group in groups.values() if len(group) > 1 for place in group}
 
 
 class Mailbox:

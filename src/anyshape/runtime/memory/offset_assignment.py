@@ -2,6 +2,7 @@
 own search (backend/cpu/routines/offset_assignment.py)."""
 from __future__ import annotations
 
+import itertools
 import sys
 from array import array
 from dataclasses import dataclass, field
@@ -41,17 +42,27 @@ class ArenaLayout:
 FEW = 128  # items among which those that are alive with one are found by looking at all
 
 
+def columns_of(problem: OffsetProblem) -> array[int]:
+    """The items of a problem of numbers, column by column."""
+    items = problem.items
+    if isinstance(items, np.ndarray):
+        return array("q", np.ascontiguousarray(items.T, np.int64).tobytes())
+    return int64_array([*itertools.chain.from_iterable(zip(*items, strict=True))])
+
+
 def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: int = sys.maxsize,
                    few: int = FEW) -> tuple[int, list[int]]:
     """An `OffsetAssignment` in numbers: the lowest top of some ways to place the items, and their offsets; no offsets
     where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved."""
-    items, fixed, wall = problem.items, problem.fixed, problem.wall
-    assert isinstance(wall, int)
-    count = len(items)
+    assert isinstance(problem.wall, int)
+    return assign_columns(host, columns_of(problem), len(problem.items), problem.fixed, problem.wall, bound, top, few)
+
+
+def assign_columns(host: HostRoutines, columns: array[int], count: int, fixed: int, wall: int, bound: int,
+                   top: int = sys.maxsize, few: int = FEW) -> tuple[int, list[int]]:
+    """As `assign_offsets`, of `count` items by columns."""
     if count == 0:
         return min(top, wall), []
-    columns = array("q", np.ascontiguousarray(items.T, np.int64).tobytes()) if isinstance(items, np.ndarray) \
-        else int64_array([number for column in zip(*items, strict=True) for number in column])
     room = array("q", bytes(8 * (1 + 9 * count)))
     starts, near = array("q", [0]), array("q")
     if count > few:

@@ -18,6 +18,7 @@ import itertools
 import operator
 import sys
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,13 +28,14 @@ from anyshape.backend.interface import HostRoutines, Payload, Placement, PlanRun
 from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported
+from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_columns, columns_of
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.runtime.specialize.offload_schedule import Action, actions
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
@@ -41,6 +43,7 @@ from anyshape.runtime.specialize.shape_binding import check_inside, renamed, wit
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
+PADDING = ALIGNMENT - 1
 LAID = 32  # layouts that are remembered: some points of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_REUSED = 65536  # bytes of arena and of a result below which nothing is moved there
@@ -140,6 +143,10 @@ class Specializer:
         self.regions = kept_regions(plan, forward) if forward is not None else []
         self.keeps = SavedLayout(plan, forward, layout, host, self.lives, self.moving, self.saved, self.regions,
                                  chunks)
+        # of a plan that keeps nothing, steps and offsets of all that has a place, column by column
+        firsts, lasts = [first for first, _ in self.lives], [last for _, last in self.lives]
+        all_move = len(self.moving) == len(self.lives) and not self.regions
+        self.spans = int64_array([*firsts, *lasts, *[0] * len(self.lives)]) if all_move else None
         self.beside = [b for b in plan.buffers if b.is_external]
         self.specializations: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
@@ -210,12 +217,13 @@ class Specializer:
             raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), self.names)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
-         selected) = self._shape(tuple([values[name] for name in layout.symbols]))
+        numbers = tuple([values[name] for name in layout.symbols])
+        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, output_bytes, uncertain,
+         selected) = self._shape(numbers)
         check_inside(self.plan, uncertain, selected, self.names)
         reused = 0 if self.reused_output is None else output_bytes[self.reused_output.index]
         runs = self.keeps.runs(policy)
-        if policy != SAVE_ALL or (*[values[name] for name in layout.symbols], policy) in self.laid:
+        if policy != SAVE_ALL or (*numbers, policy) in self.laid:
             place = self.places(values, policy)
             if not place.offsets:
                 self.keeps.complete(place, self.sizes(values), values, policy)
@@ -239,9 +247,8 @@ class Specializer:
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Specialization(
-            values=values, payload=payload,
-            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
-            temporary=middle - place.border, phases=tuple(phases),
+            values=values, payload=payload, offsets=dict(zip(layout.placed, place.offsets, strict=True)),
+            kept=place.border, temporary=middle - place.border, phases=tuple(phases),
             turns=tuple(first for first, _ in place.phases[1:]),
             reused_output=self.reused_slot if place.lower == "output" else -1,
             given=self.taken if place.lower == "early" else -1,
@@ -252,9 +259,9 @@ class Specializer:
             is_other=self.is_other, policy=policy, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
-            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
-            outputs=outputs, allocations=allocations, exact=exact,
-            native=exact and not payload.calls, large=large, saved=saved, windows=windows)
+            inputs=inputs, input_strides=tuple([view and view[1] for view in inputs]),
+            outputs=outputs, allocations=allocations, exact=exact, native=exact and not payload.calls, large=large,
+            saved=saved, windows=layout.windows(*numbers) if payload.calls else ())
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
@@ -320,7 +327,7 @@ class Specializer:
     def apart(self, values: dict[str, int]) -> ArenaLayout:
         """Of half of a whole step, the layout with what is kept in a block of its own."""
         sizes, offsets, kept, arena = self._formulas(values)
-        return self._own([align(size) for size in sizes], offsets, kept, arena, values)[0]
+        return self._own([align(size) for size in sizes], offsets, kept, arena, values)
 
     def _formulas(self, values: dict[str, int]) -> tuple[list[int], list[int], int, int]:
         """Sizes and offsets by the plan, bytes of its kept block and of its arena."""
@@ -337,24 +344,34 @@ class Specializer:
         whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
-        padded = [align(size) for size in sizes]
-        found, items = self._own(padded, offsets, kept, arena, values)
+        padded = [(size + PADDING) & -ALIGNMENT for size in sizes]  # as `align`, without a call for each
+        found = self._own(padded, offsets, kept, arena, values)
         if self.reused_output is None or min(reused, arena) < LEAST_REUSED:
             return found
         end = len(self.plan.steps)
+        items, _ = self._items(padded, offsets, values)
         inside = self._inside(items, reused // ALIGNMENT * ALIGNMENT, self.reused_output.first)
-        layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
-                   (self._peak(values, [(inside.top - inside.border, 0, end)], 0), inside)]
+        others = [evaluate(b.bytes, values) for b in (*self.outputs, *self.beside)]
+        layouts = [(self._peak(others, [(found.top, 0, end)], self.taken), found),
+                   (self._peak(others, [(inside.top - inside.border, 0, end)], 0), inside)]
         early = self._early(padded)
         if early is not None:
             blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
             # a block that is taken and given back in every call has to be worth it
-            layouts.append((self._peak(values, blocks, self.taken) + LEAST_REUSED, early))
+            layouts.append((self._peak(others, blocks, self.taken) + LEAST_REUSED, early))
         return min(layouts, key=lambda one: one[0])[1]
 
-    def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int,
-             values: dict[str, int]) -> tuple[ArenaLayout, list[Item]]:
-        """The better of the plan's layout and one made for these sizes, and what lies there."""
+    def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int]) -> ArenaLayout:
+        """The better of the plan's layout and one made for these sizes."""
+        if self.spans is None:
+            items, fixed = self._items(padded, offsets, values)
+            return self._improved(columns_of(OffsetProblem(items)), len(items), fixed, kept,
+                                  ArenaLayout(offsets, kept, arena, -1))
+        return self._improved(int64_array(padded) + self.spans, len(padded), 0, kept,
+                              ArenaLayout(offsets, kept, arena, -1))
+
+    def _items(self, padded: list[int], offsets: list[int], values: dict[str, int]) -> tuple[list[Item], int]:
+        """What lies in the arena, and how many of it, the first ones, have their places."""
         items: list[Item] = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
         regions = iter(self.keeps.region_sizes(values))
         for region, size, offset in zip(self.regions, regions, regions, strict=True):
@@ -362,20 +379,19 @@ class Specializer:
                 items.append((align(size), 0, region.last, offset))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
-        problem = OffsetProblem(items, fixed, kept)
-        bound = problem.bound(len(self.plan.steps))
-        return self._improved(problem, ArenaLayout(offsets, kept, arena, bound)), items
+        return items, fixed
 
     def _inside(self, items: list[Item], border: int, first: int) -> ArenaLayout:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
         has room above it, or anywhere if that takes less arena."""
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
         taken = (border, first, len(self.plan.steps), 0)
-        end = len(self.plan.steps)
-        bound = OffsetProblem([taken, *items], 1, border).bound(end)
-        low = align(int(OffsetProblem([one for one in items if one[2] < first]).bound(end) * ROOMY))
+        bound = self._bound(columns_of(OffsetProblem([taken, *items])), 1 + len(items), border)
+        before = [one for one in items if one[2] < first]
+        low = align(int(self._bound(columns_of(OffsetProblem(before)), len(before)) * ROOMY))
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
-            layout = self._improved(OffsetProblem([taken, *above, *items], 1 + len(above), border),
+            every = [taken, *above, *items]
+            layout = self._improved(columns_of(OffsetProblem(every)), len(every), 1 + len(above), border,
                                     ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output"))
             if not above or layout.top <= GOOD_ENOUGH * bound:
                 break
@@ -388,12 +404,11 @@ class Specializer:
         if not early:
             return None
         late = [i for i in self.moving if self.lives[i][1] >= self.taken]
-        end = len(self.plan.steps)
-        whole, *parts = (OffsetProblem([(padded[i], *self.lives[i], 0) for i in part])
+        whole, *parts = (columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in part]))
                          for part in (self.moving, early, late))
-        layout = ArenaLayout([0] * len(padded), 0, 0, whole.bound(end), "early")
-        for part, problem in zip((early, late), parts, strict=True):
-            top, places = assign_offsets(self.host, problem, problem.bound(end))
+        layout = ArenaLayout([0] * len(padded), 0, 0, self._bound(whole, len(self.moving)), "early")
+        for part, columns in zip((early, late), parts, strict=True):
+            top, places = assign_columns(self.host, columns, len(part), 0, 0, self._bound(columns, len(part)))
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
@@ -407,20 +422,28 @@ class Specializer:
         used = align(max(ends, default=0))
         return used, place.border - used
 
-    def _peak(self, values: dict[str, int], blocks: list[tuple[int, int, int]], taken: int) -> int:
+    def _peak(self, others: list[int], blocks: list[tuple[int, int, int]], taken: int) -> int:
         """The most bytes of results, tensors of PyTorch and `blocks` at one step; the reused output is
-        there from step `taken` on."""
+        there from step `taken` on. others: bytes of the outputs and of those tensors."""
         end = len(self.plan.steps)
         lives = [*blocks]
-        reused = self.reused_output
-        lives += [(evaluate(b.bytes, values), max(taken, 0) if b is reused else b.first, end) for b in self.outputs]
-        lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
+        reused, count = self.reused_output, len(self.outputs)
+        lives += [(size, max(taken, 0) if b is reused else b.first, end)
+                  for size, b in zip(others, self.outputs, strict=False)]
+        lives += [(size, b.first, b.last) for size, b in zip(others[count:], self.beside, strict=True)]
         return peak_bytes(lives, end)
 
-    def _improved(self, problem: OffsetProblem, found: ArenaLayout) -> ArenaLayout:
-        """`found`, with the moving buffers placed for these sizes if that is lower."""
+    def _bound(self, columns: array[int], count: int, wall: int = 0) -> int:
+        """Bytes that no layout of `count` items is below."""
+        return max(self.host.live_peak(columns, count, len(self.plan.steps)), wall)
+
+    def _improved(self, columns: array[int], count: int, fixed: int, wall: int, found: ArenaLayout) -> ArenaLayout:
+        """`found`, with the moving buffers placed for these sizes if that is lower. columns: of `count` items, of which
+        the first `fixed` have their places. A bound below 0 is not known yet."""
+        if found.bound < 0:
+            found.bound = self._bound(columns, count, wall)
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = assign_offsets(self.host, problem, found.bound, found.top)
-            for i, offset in enumerate(places):
-                found.offsets[self.moving[i]] = offset
+            found.top, places = assign_columns(self.host, columns, count, fixed, wall, found.bound, found.top)
+            for i, offset in zip(self.moving, places, strict=False):  # there are none where that is no lower
+                found.offsets[i] = offset
         return found

@@ -7,7 +7,6 @@ call `backward` and then the optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.dist.strategies import Strategy
+from anyshape.frontend.train_step_api import TrainStep
 from anyshape.tools.demo.watch import Watch
 
 
@@ -27,17 +27,16 @@ class Step(Protocol):
 
 class Backend:
     """A way to run a step; `counters` gives what it compiled and holds so far. `limit`: bytes that a step may take,
-    0 for no limit; `watch` then predicts what it takes. `whole`: inside, weights and optimiser state are whole on every
-    rank."""
+    0 for no limit; `watch` then predicts what it takes. `checkpoints`: saves and loads the model and its optimiser; of
+    "anyshape" it is the step, of the others one that never runs."""
 
-    def __init__(self, name: str, step: Step, counters: Callable[[], Mapping[str, float]], limit: int = 0,
-                 watch: Watch | None = None,
-                 whole: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(self, name: str, step: Step, checkpoints: TrainStep, counters: Callable[[], Mapping[str, float]],
+                 limit: int = 0, watch: Watch | None = None) -> None:
         self.name = name
         self.step = step
+        self.checkpoints = checkpoints
         self.limit = limit
         self.watch = watch
-        self.whole = whole
         self._counters = counters
 
     def programs(self) -> int:
@@ -59,9 +58,10 @@ def make(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, limit: i
     `Backend`; `strategy`: how the step is dealt out over ranks; both of "anyshape" only."""
     if name == "anyshape":
         return _anyshape(model, optimizer, limit, strategy)
+    checkpoints = anyshape.train_step(model, loss_of, optimizer)
     if name == "inductor":
-        return _inductor(model, optimizer)
-    return Backend("eager", apart(model, optimizer), dict)
+        return _inductor(model, optimizer, checkpoints)
+    return Backend("eager", apart(model, optimizer), checkpoints, dict)
 
 
 def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -90,16 +90,11 @@ def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int, st
         now["programs"] -= before
         return now
 
-    if strategy is not None:
-        dealt = anyshape.train_step(model, loss_of, optimizer, strategy=strategy, memory_limit=limit or None)
-        return Backend("anyshape", dealt, counters, limit, whole=dealt.whole)
-    if not limit:
-        return Backend("anyshape", anyshape.train_step(model, loss_of, optimizer), counters)
-    step = anyshape.train_step(model, loss_of, optimizer, memory_limit=limit)
-    return Backend("anyshape", step, counters, limit, Watch(step))
+    step = anyshape.train_step(model, loss_of, optimizer, strategy=strategy, memory_limit=limit)
+    return Backend("anyshape", step, step, counters, limit, Watch(step) if limit and strategy is None else None)
 
 
-def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Backend:
+def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoints: TrainStep) -> Backend:
     compiled = 0
     lower = torch._dynamo.lookup_backend("inductor")
 
@@ -110,4 +105,4 @@ def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Backend:
         return code
 
     fast = torch.compile(model, backend=counting, dynamic=True)
-    return Backend("inductor", apart(fast, optimizer), lambda: {"programs": compiled})
+    return Backend("inductor", apart(fast, optimizer), checkpoints, lambda: {"programs": compiled})

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,9 +16,9 @@ from rich.console import Console
 from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError, DeviceError
+from anyshape.base.errors import AnyShapeError, ConfigError, DeviceError, InputError
 from anyshape.frontend.train_step.auto_strategy import AUTO
-from anyshape.tools.demo import backends, checkpoint, data, ranks, report
+from anyshape.tools.demo import backends, data, ranks, report
 from anyshape.tools.demo.choose import chosen
 from anyshape.tools.demo.compare import compare
 from anyshape.tools.demo.limit import HALF, limit_bytes
@@ -33,6 +34,7 @@ from anyshape.tools.demo.training import (
     held_out_loss,
     recipe_of,
     start,
+    stored_in,
     train,
 )
 
@@ -96,7 +98,7 @@ def _run(args: argparse.Namespace, console: Console, here: ranks.Ranks) -> int:
     stored = None
     if args.resume is not None:
         folder = args.out if args.resume == Path() else args.resume
-        stored = checkpoint.load(folder)
+        stored = stored_in(folder)
     folder.mkdir(parents=True, exist_ok=True)
     session = _session(args, stored, console)
     session.ranks = here
@@ -104,6 +106,8 @@ def _run(args: argparse.Namespace, console: Console, here: ranks.Ranks) -> int:
     bytes_, told = _limit(args, session, steps)
     strategy = chosen(console, session, named, bytes_) if args.strategy else None
     backend = backends.make(args.backend, session.model, session.optimizer, bytes_, strategy)
+    if stored is not None:
+        session.load(backend, folder)
     if session.held_out_before is None and here.is_first:
         session.held_out_before = held_out_loss(session)
     _describe(console, session, backend.name, steps)
@@ -122,7 +126,7 @@ def _run(args: argparse.Namespace, console: Console, here: ranks.Ranks) -> int:
             console.print(f"stopped after step {session.step}; go on with --resume {folder}",
                           highlight=False, markup=False, soft_wrap=True)
         return STOPPED
-    with backend.whole():
+    with backend.checkpoints.whole():
         if not here.is_first:
             return 1 if outcome.unsaved else 0
         summary = _summarise(session, backend, begin)
@@ -144,7 +148,7 @@ def _each(before: Mapping[str, float], name: str, taken: int) -> float:
     return (counters.stats()[name] - before[name]) / max(taken, 1)
 
 
-def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, console: Console) -> Session:
+def _session(args: argparse.Namespace, stored: Mapping[str, Any] | None, console: Console) -> Session:
     """A session from the options, or from a checkpoint that the options must not contradict."""
     where = args.documents or "Python's own library"
     console.print(f"reading the functions and classes of {where} ...", highlight=False, markup=False)
@@ -157,7 +161,7 @@ def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, con
     recipe = recipe_of(stored)
     for name, given, kept in (("--seed", args.seed, recipe.seed), ("--tokens", args.tokens, recipe.tokens)):
         if given is not None and given != kept:
-            raise checkpoint.CheckpointError(
+            raise InputError(
                 f"{name} {given} contradicts the checkpoint",
                 why=f"the run was started with {name} {kept}, and a resumed run goes on exactly where it stopped",
                 do=f"leave {name} out, or start afresh without --resume",

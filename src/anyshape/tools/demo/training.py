@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from anyshape.base.errors import AnyShapeError
-from anyshape.tools.demo import checkpoint, data, measure
+from anyshape.base.errors import AnyShapeError, InputError, OutputError
+from anyshape.frontend.checkpoint.save_load import plain_data
+from anyshape.tools.demo import data, measure
 from anyshape.tools.demo.backends import Backend
 from anyshape.tools.demo.model import DemoConfig, DemoLlama
 from anyshape.tools.demo.ranks import Ranks
 
 WARM_UP = 20  # steps
 HELD_OUT_BATCHES = 8
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps for each weight
+RUN = "run"  # the name of a session in its checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,6 @@ class History:
     counted: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        for name in ("predicted", "counted", "again"):  # a checkpoint of an earlier version has none
-            found = getattr(self, name)
-            found.extend([0] * (len(self.loss) - len(found)))
-
     def speed(self, steps: int = 10) -> float:
         """Tokens per second over the last `steps` steps."""
         return sum(self.tokens[-steps:]) / max(sum(self.seconds[-steps:]), 1e-9)
@@ -80,9 +79,9 @@ class Session:
     held_out_before: float | None = None
     ranks: Ranks = field(default_factory=Ranks)
 
-    def save(self, folder: Path) -> None:
-        """Write the checkpoint; CheckpointError when the disk does not take it."""
-        values = {
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the model and its optimiser; plain data."""
+        return {
             "step": self.step,
             "cursor": asdict(self.cursor),
             "recipe": asdict(self.recipe),
@@ -91,8 +90,25 @@ class Session:
             "history": asdict(self.history),
             "vocabulary": self.tokenizer.to_str(),
         }
-        tensors = checkpoint.pack_state(self.model, self.optimizer)
-        checkpoint.save(folder, checkpoint.Checkpoint(tensors, values), self.step)
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Takes over how far a run had come; InputError where that cannot be read."""
+        try:
+            step, cursor, history = values["step"], data.Cursor(**values["cursor"]), History(**values["history"])
+            self.held_out_before = values["held_out_before"]
+        except (KeyError, TypeError) as error:
+            raise InputError("the checkpoint cannot be read", why=f"{error} is missing or wrong",
+                             do="leave --resume out to start afresh") from error
+        self.step, self.cursor, self.history = step, cursor, history
+
+    def save(self, backend: Backend, folder: Path) -> None:
+        """Makes the checkpoint the one in `folder`, all ranks together; OutputError leaves the one before in force."""
+        backend.checkpoints.count = self.step  # a backend that runs without it has made them
+        backend.checkpoints.save(folder, keep=1, run=self)
+
+    def load(self, backend: Backend, folder: Path) -> None:
+        """Goes on from the checkpoint in `folder`, all ranks together; InputError where it is none of this run."""
+        backend.checkpoints.load(folder, run=self)
 
 
 def start(recipe: Recipe, documents: Sequence[str], device: str = "cpu") -> Session:
@@ -114,42 +130,41 @@ def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer, dev
                                   fused=True)
     for parameter in model.parameters():  # as the first step would: its memory is then that of any other
         moments = (torch.zeros((), device=device), torch.zeros_like(parameter), torch.zeros_like(parameter))
-        optimizer.state[parameter] = dict(zip(checkpoint.MOMENTS, (one.detach() for one in moments), strict=True))
+        optimizer.state[parameter] = dict(zip(MOMENTS, (one.detach() for one in moments), strict=True))
     stream = data.BatchStream(corpus.training, recipe.tokens, recipe.longest, recipe.seed, device)
     return Session(recipe, corpus, tokenizer, stream, model, optimizer)
 
 
-def recipe_of(stored: checkpoint.Checkpoint) -> Recipe:
+def stored_in(folder: Path) -> Mapping[str, Any]:
+    """What the checkpoint in a folder says of its run, as `Session.state_dict`; InputError where there is none."""
+    try:
+        return plain_data(folder, RUN)  # type: ignore[no-any-return]
+    except InputError as error:
+        do = "give the --out folder of an earlier demo, or leave --resume out to start afresh"
+        raise InputError(f"cannot resume from {folder}", where=error.what, why=error.why, do=do) from error
+
+
+def recipe_of(stored: Mapping[str, Any]) -> Recipe:
     """The recipe a checkpoint was made with."""
     try:
-        values = dict(stored.values["recipe"])
+        values = dict(stored["recipe"])
         return Recipe(**{**values, "model": DemoConfig(**values["model"])})
     except (KeyError, TypeError) as error:
-        raise checkpoint.CheckpointError(
-            "the checkpoint's recipe cannot be read", why=str(error), do="leave --resume out to start afresh"
-        ) from error
+        raise InputError("the checkpoint's recipe cannot be read", why=str(error),
+                         do="leave --resume out to start afresh") from error
 
 
-def go_on(stored: checkpoint.Checkpoint, documents: Sequence[str], device: str = "cpu") -> Session:
-    """The session a checkpoint was taken of; CheckpointError when the documents are not the ones it was trained on."""
-    values = stored.values
-    try:
-        session = _session(recipe_of(stored), documents, Tokenizer.from_str(values["vocabulary"]), device)
-        if session.corpus.fingerprint != values["fingerprint"]:
-            raise checkpoint.CheckpointError(
-                "the checkpoint was trained on other documents",
-                why="this Python's library, or the --documents folder, differs from the one at the start",
-                do="resume with the Python and the folder it was started with, or start afresh without --resume",
-            )
-        checkpoint.unpack_state(stored.tensors, session.model, session.optimizer)
-        session.step = values["step"]
-        session.cursor = data.Cursor(**values["cursor"])
-        session.history = History(**values["history"])
-        session.held_out_before = values["held_out_before"]
-    except (KeyError, TypeError) as error:
-        raise checkpoint.CheckpointError(
-            "the checkpoint cannot be read", why=f"{error} is missing or wrong", do="leave --resume out to start afresh"
-        ) from error
+def go_on(stored: Mapping[str, Any], documents: Sequence[str], device: str = "cpu") -> Session:
+    """The session a checkpoint was taken of, which has then to `load` its weights; InputError when the documents are
+    not the ones it was trained on."""
+    session = _session(recipe_of(stored), documents, Tokenizer.from_str(stored["vocabulary"]), device)
+    if session.corpus.fingerprint != stored["fingerprint"]:
+        raise InputError(
+            "the checkpoint was trained on other documents",
+            why="this Python's library, or the --documents folder, differs from the one at the start",
+            do="resume with the Python and the folder it was started with, or start afresh without --resume",
+        )
+    session.load_state_dict(stored)
     return session
 
 
@@ -256,7 +271,7 @@ def train(
     """Train up to `steps`, saving on the way and at the end or the stop.
 
     A checkpoint that cannot be written does not end the training: the next one may find room. Of several ranks, a stop
-    that one is asked for stops all, and the first one saves.
+    that one is asked for stops all.
     """
     unsaved = ""
     saved = -1
@@ -272,10 +287,8 @@ def train(
 
 
 def _try_save(session: Session, backend: Backend, folder: Path) -> str:
-    with backend.whole():
-        try:
-            if session.ranks.is_first:
-                session.save(folder)
-        except checkpoint.CheckpointError as error:
-            return str(error)
+    try:
+        session.save(backend, folder)
+    except OutputError as error:
+        return str(error)
     return ""

@@ -13,15 +13,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
+import itertools
 import re
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.quiet_logs import GUARDS, quiet
 
 DYNAMO = "torch._dynamo."
 MANAGER = f"{DYNAMO}guards.CheckFunctionManager"
@@ -32,10 +32,15 @@ MODES = "torch.overrides._get_current_function_mode_stack"
 DEVICE = "torch.utils._device"
 ORDERED = "torch.utils._ordered_set.OrderedSet"
 NUMBERS = f"{DYNAMO}bytecode_transformation._unique_id_counter"
+TRACE_LOG = "torch._logging.trace_structured"
+CONSTANT = "invoke_and_store_as_constant"  # of `torch.compiler.assume_constant_result`
+MARKED = "_dynamo_marked_constant"
+CALLERS = (f"{DYNAMO}variables.functions", f"{DYNAMO}variables.nn_module")
 HOOK = f"{DYNAMO}utils.CleanupHook"
 HOOKS = f"{DYNAMO}utils.CleanupManager.instance"
 NEEDED = (MANAGER, f"{MANAGER}.compile_check_fn", f"{MANAGER}.build_guards", f"{MANAGER}.id_ref", TRACER, STATE, COMMON,
-          MODES, DEVICE, ORDERED, NUMBERS,
+          MODES, DEVICE, ORDERED, NUMBERS, TRACE_LOG,
+          *CALLERS, f"{CALLERS[0]}.{CONSTANT}",
           HOOK, HOOKS, f"{TRACER}.orig_code_map", f"{TRACER}.output_codes", f"{DYNAMO}types.GuardedCode",
           f"{DYNAMO}types.wrap_guarded_code", "torch._guards.GuardsSet", "torch._guards.CompileId")
 # what the live process says, or the frame; the rest is recorded
@@ -94,14 +99,29 @@ def recording(identities: Identities) -> Iterator[list[GuardRecord | NotRecorded
     """Inside, the guards of each program that Dynamo makes are recorded; the list receives them, the last trace's
     last."""
     found: list[GuardRecord | NotRecorded] = []
+    assumed: list[str] = []
     tracer, torchs = compat.need(TRACER), compat.need(MANAGER)
-    kind = _recorder(torchs, lambda manager, builder, guards: found.append(
-        _recorded(manager, builder, guards, identities)))
-    tracer.CheckFunctionManager = kind
+
+    def made(manager: Any, builder: Any, guards: Sequence[Any]) -> None:
+        found.append(NotRecorded(f"{assumed[0]} is assumed to be constant, in this process") if assumed else
+                     _recorded(manager, builder, guards, identities))
+
+    def noted(tx: Any, function: Any, name: str, *more: Any, **keywords: Any) -> Any:
+        if getattr(function, MARKED, False) and not (getattr(function, "__module__", None) or "").startswith("torch."):
+            assumed.append(name)
+        return called(tx, function, name, *more, **keywords)
+
+    callers = [compat.need(module) for module in CALLERS]
+    called = getattr(callers[0], CONSTANT)
+    tracer.CheckFunctionManager = _recorder(torchs, made)
+    for module in callers:
+        setattr(module, CONSTANT, noted)
     try:
         yield found
     finally:
         tracer.CheckFunctionManager = torchs
+        for module in callers:
+            setattr(module, CONSTANT, called)
 
 
 def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[str, Any],
@@ -115,6 +135,9 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
     Raises:
         NotRecorded: they would not. Exception: a source leads nowhere in this process.
     """
+    # by an entry of its log PyTorch finds out whether anybody wants one: let it be short
+    compat.need(TRACE_LOG)("artifact", metadata_fn=lambda: {"name": "anyshape_warm_start", "encoding": "string"},
+                           payload_fn=lambda: code.co_qualname, expect_trace_id=False)
     said: list[tuple[str, ...]] = []
     make = _recorder(compat.need(MANAGER), lambda manager, builder, _: said.append(
         _texts(manager, builder, identities)))
@@ -128,7 +151,7 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
         raise NotRecorded(f"the name {taken[0]} is taken")
     names.update(objects)
     try:
-        with _quiet():
+        with quiet(GUARDS):
             manager = make(code, compat.need(COMMON)(state), shape_code_parts=record.shapes,
                            runtime_global_scope=names)
         answer = manager.guard_manager.check_verbose(local)
@@ -142,21 +165,6 @@ def rebuilt(record: GuardRecord, code: Any, local: dict[str, Any], names: dict[s
         differing = next((f"{before}; now {after}" for before, after in pairs if before != after), "their number")
         raise NotRecorded(f"a guard says something else: {differing:.400}")
     return manager.guard_manager
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, torch does not log what is handled: a guard that cannot be made in this process."""
-    logger, thread = logging.getLogger("torch._guards"), threading.get_ident()
-
-    def elsewhere(entry: logging.LogRecord) -> bool:
-        return entry.thread != thread
-
-    logger.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        logger.removeFilter(elsewhere)
 
 
 def install(record: GuardRecord, names: dict[str, Any]) -> None:
@@ -186,6 +194,17 @@ def answer_of(code: Any, names: dict[str, Any], guards: Any, transformed: Any, g
     number = compat.need("torch._guards.CompileId")(frame_id=0, frame_compile_id=0)
     return compat.need(f"{DYNAMO}types.wrap_guarded_code")(
         compat.need(f"{DYNAMO}types.GuardedCode")(transformed, guards, number, "AnyShape: from the cache"))
+
+
+def renamed(code: Any, program: str, names: dict[str, Any]) -> tuple[Any, str]:
+    """Dynamo's code, and the name by which it calls its program: another one where a live program of this process, the
+    recorded one perhaps, has it among the frame's globals."""
+    free = program
+    for number in itertools.count(1):
+        if free not in names:
+            break
+        free = f"{program}_{number}"
+    return code.replace(co_names=tuple(free if name == program else name for name in code.co_names)), free
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +350,28 @@ def _texts(manager: Any, builder: Any, identities: Identities) -> tuple[str, ...
 
     asked = [_COMMENT.sub("", text) for text in manager.guard_manager.code_parts]
     written = [text for one in builder.code for text in one.code_list]
-    found = tuple(_IDENTITY.sub(word, text) for text in (*asked, *written))
+    keys = _keys(manager.guard_manager.root)
+    found = tuple(_IDENTITY.sub(word, text) for text in (*asked, *written, *keys))
     for text in found:
         if _ADDRESS.search(text):
             raise NotRecorded(f"a guard names an object of this process: {text:.200}")
     return found
+
+
+def _keys(manager: Any) -> Iterator[str]:
+    """What guards say of the keys of dictionaries in their order: the guards of a live frame ask for its own order, and
+    torch writes these nowhere else."""
+    pairs = getattr(manager, "get_key_value_managers", None)
+    for number, (key, value) in sorted(pairs().items()) if pairs is not None else ():
+        if key is not None:
+            for guard in key.get_leaf_guards():
+                for text in guard.verbose_code_parts():
+                    yield f"{manager.get_source()}, key {number}: {_COMMENT.sub('', text).rstrip()}"
+            yield from _keys(key)
+        if value is not None:
+            yield from _keys(value)
+    for child in manager.get_child_managers():
+        yield from _keys(child)
 
 
 def _number_after(names: dict[str, Any]) -> None:

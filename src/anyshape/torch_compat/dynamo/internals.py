@@ -295,6 +295,18 @@ def check_backward(steady: bool) -> None:
             "previously generated during the forward function while torch.use_deterministic_algorithms(False) was set.")
 
 
+def left_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, as Dynamo leaves it and what it calls: a backward runs inside of the user's call of `backward`, and
+    where that ends a graph of torch.compile, each frame that follows would be traced."""
+    names = ("torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch._dynamo.types.FrameExecStrategy",
+             "torch._dynamo.types.FrameAction")
+    if not compat.has(*names):
+        return api.unhooked(function, "AnyShape runs a compiled backward graph")
+    mark, strategy, action = map(compat.need, names)
+    mark(function.__code__, strategy(action.SKIP, action.SKIP))
+    return function
+
+
 def callers_context() -> Any:
     """The context variables of whoever called `backward`, as torch keeps them for the engine's threads; None if none
     are kept."""

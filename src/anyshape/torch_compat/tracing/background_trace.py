@@ -17,6 +17,7 @@ import torch
 
 from anyshape import torch_compat as compat
 from anyshape.torch_compat.tracing.fx_threads import ASKED, PATCHED, code_of, fx_in_this_thread, put
+from anyshape.torch_compat.versions.autocast import KINDS
 
 
 def frame_to_keep(frame: Any) -> Any:
@@ -51,14 +52,13 @@ def in_a_thread(work: Callable[[], None], name: str) -> threading.Thread:
     """Starts `work` in a thread with this one's settings: gradients, autocast, number of threads, torch's configs."""
     context = contextvars.copy_context()
     gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
-    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    wanted = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in KINDS]
     caching = torch.is_autocast_cache_enabled()
 
     def run() -> None:
         torch.set_num_threads(threads)
         torch.set_autocast_cache_enabled(caching)
-        for kind, enabled, dtype in casts:
+        for kind, enabled, dtype in wanted:
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
         with torch.set_grad_enabled(gradients), _leaving_the_process_alone():

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.versions.autocast import casts
 
 FAKE = "torch._subclasses.fake_tensor."
 FakeTensor = compat.need(f"{FAKE}FakeTensor")
@@ -102,7 +103,7 @@ _task: Callable[[], int] = compat.bind(
 def setting() -> tuple[Any, ...]:
     """What else decides how an operator is taken apart."""
     return (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            _task() != -1, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+            _task() != -1, casts())
 
 
 def _key(value: Any, mode: Any, operands: list[Any], kept: list[Any]) -> Any:

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from anyshape import torch_compat as compat
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
+from anyshape.torch_compat.tracing.quiet_logs import WHILE_TRACING, quiet
 from anyshape.torch_compat.tracing.symint_cache import general_tracing, quick_tracing
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.backports import newer_rules
@@ -83,6 +84,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
+        stack.enter_context(quiet(*WHILE_TRACING))
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())

@@ -10,7 +10,6 @@ What gave memory of its own is remembered by the shapes that it was given, for l
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,9 @@ from anyshape.torch_compat import compile_lock, get, has, need, storage_id
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.tracing.fake_tensor_cache import FAKE, PLAIN, setting
+from anyshape.torch_compat.tracing.quiet_logs import FAKE_TENSORS, quiet
 from anyshape.torch_compat.versions import api, symbolic_functions
+from anyshape.torch_compat.versions.autocast import casts
 
 # Functions and methods by their names. Their code chooses by shapes, strides and dtypes only.
 ANYWHERE_NAMES = frozenset((
@@ -129,7 +130,7 @@ class Shapes:
 
     def _found(self, function: Any, arguments: Sequence[Any], keywords: dict[str, Any],
                operands: list[Any]) -> tuple[Any, list[Any]]:
-        if _is_anywhere(function, operands) and not torch.is_autocast_enabled("cpu"):
+        if _is_anywhere(function, operands) and not casts():
             here, named = (pytree.tree_map_only(torch.device, lambda _: META, part) for part in (arguments, keywords))
             if function in _MAKERS or "device" in named:
                 named = {**named, "device": META}
@@ -255,15 +256,13 @@ def shapes_only(rules: Mapping[Any, Callable[..., Any]], value_of: Callable[[Any
     FakeTensorMode = need(f"{FAKE}FakeTensorMode")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = True  # layers repeat, and here sizes are numbers; see DYNAMO_SETTINGS of `torch_trace`
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
     with compile_lock():  # what is changed here is every thread's
-        disabled, log.disabled = log.disabled, True
         known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
         try:
-            with settings.shape_rules(rules), need(OUTSIDE)(), torch.inference_mode(False), torch.no_grad():
+            with (quiet(FAKE_TENSORS), settings.shape_rules(rules), need(OUTSIDE)(), torch.inference_mode(False),
+                  torch.no_grad()):
                 yield Shapes(mode, value_of, quick)
         finally:
-            log.disabled = disabled
             FakeTensorMode.cache = known
 
 

@@ -83,10 +83,14 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
                 decompositions: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """AOTAutograd over a Dynamo graph; mutations of inputs stay `copy_` nodes at the end of the graph."""
     aot = compat.need("torch._functorch.aot_autograd")
+    made: list[Callable[..., Any]] = []
 
     def compile_backward(*arguments: Any) -> Callable[..., Any]:
-        compile_here = unhooked(backward, "AnyShape compiles a backward graph")
-        return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
+        with compat.compile_lock():  # each thread asks for it whose first backward comes before there is one
+            if not made:
+                compile_here = unhooked(backward, "AnyShape compiles a backward graph")
+                made.append(unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph"))
+            return made[0]
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
@@ -129,13 +133,18 @@ def _raised(name: str) -> Any:
     return compat.need(f"torch._dynamo.exc.{name}")
 
 
-def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | None:
-    """What an operator said that refused its operands while Dynamo traced, the user's line, and the place of every
-    symbol in the caller's arguments, such as L['x'].size()[0]. None for any other error."""
-    if not isinstance(error, _raised("TorchRuntimeError")):
+def trace_failure(error: BaseException) -> tuple[str, str, str, dict[str, str]] | None:
+    """The kind of error, such as TypeError, by which an operator refused its operands while Dynamo traced, what it
+    said, the user's line, and the place of every symbol in the caller's arguments, such as L['x'].size()[0]. None for
+    any other error."""
+    if isinstance(error, _raised("TorchRuntimeError")):
+        found = re.search(r"got (\w+)\((['\"])(.*?)\2\)\s*$", str(error), re.MULTILINE | re.DOTALL)
+        kind, message = (found.group(1), found.group(3)) if found else ("", str(error).split("\n")[0])
+    elif isinstance(error, IndexError) and hasattr(error, "real_stack"):  # a dim that there is not
+        kind, message = "IndexError", str(error).split("\n")[0]
+    else:
         return None
-    found = re.search(r"got (\w+)\((['\"])(.*?)\2\)\s*$", str(error), re.MULTILINE | re.DOTALL)
-    message = found.group(3) if found else str(error).split("\n")[0]
+    message = message.replace("FakeTensor", "Tensor")
     stack = list(getattr(error, "real_stack", None) or ())
     stack = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or stack
     where = ""
@@ -150,7 +159,7 @@ def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | Non
                 name = places[0].name
                 sources[str(symbol)] = name() if callable(name) else name
         trace = trace.tb_next
-    return message, where, sources
+    return kind, message, where, sources
 
 
 def tracer_failures() -> tuple[type[BaseException], ...]:

@@ -1,4 +1,4 @@
-"""Bytecode encoder of matrix products and copies: library and copy steps as words of the host's program, at given
+"""Bytecode encoder of matrix products in Python: library steps as words of the host's program, at given
 sizes. Word layouts: backend/cpu/interpreter.py.
 
 `None` instead of words means that the host cannot do it (dtype, strides); the step is then done by PyTorch.
@@ -51,8 +51,8 @@ class Matrix(NamedTuple):
 
 
 Places = dict[str, Any]  # the fields of a product that say where its matrices are, and how many
-_library_product, _packed_product, _copy, _series = (kind.encoder() for kind in (
-    host.LibraryProduct, host.PackedProduct, host.CopyStep, host.SeriesStep))
+_library_product, _packed_product, _series = (kind.encoder() for kind in (
+    host.LibraryProduct, host.PackedProduct, host.SeriesStep))
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
 # dtype -> products of matrices, of many matrices, struct code of a scalar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
@@ -150,11 +150,16 @@ def native(dtype: str, machine: Machine, blas: BlasRoutines = BlasRoutines()) ->
     return dtype in half_precision.dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
 
 
-def does(dtype: str, products: Products) -> bool:
-    """Whether the host does products of this dtype."""
+def has(dtype: str, products: Products) -> bool:
+    """Whether the host has a routine for products of this dtype, whichever is taken."""
     if dtype in LIBRARY:
         return dtype == "f32" or products.blas.products
-    return dtype in half_precision.dtypes(products.machine) and products.ours(dtype)
+    return dtype in half_precision.dtypes(products.machine)
+
+
+def does(dtype: str, products: Products) -> bool:
+    """Whether the host does products of this dtype."""
+    return has(dtype, products) and (dtype in LIBRARY or products.ours(dtype))
 
 
 def takes_any_strides(dtype: str, products: Products) -> bool:
@@ -318,24 +323,6 @@ def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c
         c_item=c.item, scratch=scratch, dims=())
 
 
-# words in which products have to agree to be joined: what is said of their rows, and how the work is cut
-_SAME = tuple(map(host.PackedProduct.index, (
-    "op", "function", "n", "k", "b_lane", "b_inner", "item", "b.slot", "b.bytes", "rows", "deep", "b_item")))
-_SCRATCH = host.PackedProduct.index("scratch")
-
-
-def joined(products: Sequence[list[int]]) -> list[int]:
-    """Products that may run side by side as one step, whose length says how many there are, if all are single ones from
-    panels and have the same rows; as they are otherwise."""
-    result = [word for product in products for word in product]
-    first = products[0]
-    if all(len(one) == host.MATMUL_DIMS and one[0] == host.PRODUCT for one in products) and all(
-            one[at] == first[at] for one in products for at in _SAME):
-        result[1] = len(result)
-        result[_SCRATCH] = max(one[_SCRATCH] for one in products)
-    return result
-
-
 def series(number: int, kernels: Sequence[int]) -> list[int]:
     """The words of kernel steps as one step; as they are where there is only one, or one that no version of fits."""
     count = _kernels(kernels)
@@ -413,28 +400,3 @@ def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[
 def bits(value: float, code: str) -> int:
     """The bits of a number as a float ("f") or a double ("d"), as a word of 64 bits with a sign."""
     return int(_BITS[code](_NUMBER[code](value))[0])
-
-
-def copy_words(number: int, source: Area, target: Area) -> list[int]:
-    """A strided copy between windows of one shape and dtype; [] when there is nothing to copy."""
-    if 0 in target.shape:
-        return []
-    item = target.item
-    dims = [(size, t * item, s * item)
-            for size, t, s in zip(target.shape, target.strides, source.strides, strict=True) if size != 1]
-    dims.sort(key=lambda dim: (-abs(dim[1]), -abs(dim[2])))
-    merged: list[tuple[int, int, int]] = []
-    for size, t, s in dims:
-        if merged and merged[-1][1] == size * t and merged[-1][2] == size * s:
-            merged[-1] = (merged[-1][0] * size, t, s)
-        else:
-            merged.append((size, t, s))
-    inner = merged.pop() if merged else (1, item, item)
-    outer = 1
-    for size, _, _ in merged:
-        outer *= size
-    words = _copy(op=host.COPY, length=0, number=number, item=item, target=(target.slot, target.bytes),
-                  source=(source.slot, source.bytes), outer=outer, rank=len(merged), inner=inner,
-                  dims=[word for dim in merged for word in dim])
-    words[1] = len(words)
-    return words

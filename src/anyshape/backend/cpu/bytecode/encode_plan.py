@@ -7,35 +7,40 @@ They are the host's program (backend/cpu/interpreter.py) but for its head.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from anyshape.backend.cpu.bytecode import encode_attention as attention
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec
-from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
-from anyshape.backend.cpu.bytecode.encode_direct_conv import direct_conv_words
+from anyshape.backend.cpu.bytecode import template
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
 from anyshape.backend.cpu.bytecode.encode_gemm import (
+    PACKED,
     Area,
     Products,
     Shape,
     at_slots,
-    copy_words,
+    bits,
     finished,
-    joined,
+    has,
     matmul_words,
-    series,
+    native,
 )
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
 from anyshape.backend.cpu.bytecode.encode_recurrence import RecurrenceSpec, recurrence_words
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
+from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, kind_words
+from anyshape.backend.cpu.bytecode.template import Names, Word
+from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
+from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
-from anyshape.ops.attention import OPERANDS, wide
+from anyshape.ops.attention import OPERANDS, roles, wide
 from anyshape.ops.convolution import CONVOLUTIONS
 from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
@@ -48,6 +53,7 @@ from anyshape.plan.ir.program import (
     Plan,
     Step,
     TiledGemmStep,
+    Window,
 )
 from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
@@ -65,11 +71,6 @@ class _Spec:
     places: tuple[tuple[int, int], ...]
     alpha: float = 1.0
     beta: float = 1.0
-
-
-def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
-    return [Area(slot, offset * item, item, shape, strides)
-            for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
 
 
 def _matmul(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -123,181 +124,280 @@ def _bands(products: Products, rows: int, columns: int, spec: _Spec, windows: tu
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
-_AnySpec = _Spec | AttentionSpec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
+_AnySpec = _Spec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
 
 
-def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    source, target = _areas(spec, windows)
-    return copy_words(spec.number, source, target)
-
-
-def encode(plan: Plan, kernels: Mapping[str, int], products: Products) -> tuple[SizeFunction, tuple[str, ...]]:
+def encode(plan: Plan, kernels: Mapping[str, int], products: Products,
+           fill: Fill) -> tuple[SizeFunction, tuple[str, ...]]:
     """The size function of an allocated plan, with the words of its steps, and the dtypes of its products, those of
     attention and of its scores included. Arguments as of `PlanEncoder`."""
-    encoder = PlanEncoder(plan, kernels, products)
+    encoder = PlanEncoder(plan, kernels, products, fill)
     return size_function(plan, encoder), encoder.dtypes
 
 
 class PlanEncoder:
-    """Prints the words of a plan's steps.
+    """Makes the template of a plan's words (backend/cpu/bytecode/template.py).
 
     Args:
         kernels: name -> its entry in the table of functions.
         products: which our routines do, and on which machine (backend/cpu/bytecode/encode_gemm.py).
+        fill: fills it (backend/cpu/native_routines.py).
     """
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, int], products: Products) -> None:
+    def __init__(self, plan: Plan, kernels: Mapping[str, int], products: Products, fill: Fill) -> None:
         self.plan = plan
         self.kernels = kernels
         self.products = products
+        self.fill = fill
         self.specs: list[_AnySpec] = []
+        self.dtypes_found: list[str] = []
         self.wide: list[str] = []  # dtypes of attention's scores
+        self.names = Names()
+        self.kinds: dict[str, array[int]] = {}
+        self.capacity = 1
+        self.given: list[str] = []  # words that Python encodes at each new shape
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Of the products that were printed."""
-        found = (spec.dtype for spec in self.specs if not isinstance(spec, RoutingSpec) and spec.dtype)
-        return tuple(dict.fromkeys((*found, *self.wide)))
+        return tuple(dict.fromkeys((*self.dtypes_found, *self.wide)))
 
     def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
-        """A list of words, and what its expression calls."""
+        """An array of words, and what its expression calls."""
         self.formulas = formulas
         self.slots = formulas.slots
-        text = "[" + ", ".join(filter(None, self.steps())) + "]"
+        pieces = self.steps()
+        found = PlanTemplate(int64_array([word for piece in pieces for word in piece]), len(pieces), self.capacity,
+                             self.kinds, self.products, self.fill)
+        values = "".join(f"{name}, " for name in self.names.index)
+        more = " + ".join(f"{name}n" for name in self.given) or "0"
         products, machine = self.products, self.products.machine
-        return text, {"product": partial(_unplaced, products), "matmul": _placed,
-                      "scores": partial(attention.unplaced, products), "attention": attention.placed,
-                      "grouped": partial(grouped_words, products), "routing": routing_words,
-                      "recurrence": partial(recurrence_words, machine),
-                      "grouped_conv": partial(grouped_conv_words, machine),
-                      "direct_conv": partial(direct_conv_words, machine), "copy": _copy,
-                      "bands": partial(_bands, products), "joined": joined, "series": series, "finished": finished,
-                      "specs": self.specs}
+        return f"template(({values}), {more})", {
+            "template": found, "int64_array": int64_array, "bits": bits, "grouped": partial(grouped_words, products),
+            "routing": routing_words, "recurrence": partial(recurrence_words, machine),
+            "grouped_conv": partial(grouped_conv_words, machine), "bands": partial(_bands, products),
+            "specs": self.specs}
 
-    def steps(self) -> list[str]:
-        """The words of all steps; those of a run are joined."""
+    def steps(self) -> list[list[int]]:
+        """The pieces of all steps; those of a run are one."""
         parts = [self.step(number, step) for number, step in enumerate(self.plan.steps)]
         for first, last in reversed(self.plan.together):
             middle = kernels_from(self.plan.steps, first, last)
-            kernels = ", ".join(parts[middle:last + 1])
+            kernels = parts[middle:last + 1]
             products = parts[first:middle]
             if len(products) > 1:
-                products = [f"*joined([{', '.join(f'[{part}]' for part in products)}])"]
-            if not products:
-                joint = f"*series({first}, [{kernels}])"
+                products = [self.piece(template.JOINED, [len(products), *itertools.chain(*products)])]
+            if kernels:
+                number = middle if products else first
+                joint = self.piece(template.FINISHED, [number, len(products), len(kernels),
+                                                       *itertools.chain(*products, *kernels)])
+                self.capacity += host.SERIES_HEAD
             else:
-                joint = f"*finished([{products[0]}], {middle}, [{kernels}])" if kernels else products[0]
+                joint = products[0]
             parts[first:last + 1] = [joint]
         return parts
 
-    def step(self, number: int, step: Step) -> str:
-        """The words of a step."""
+    def piece(self, kind: int, body: Sequence[Word]) -> list[int]:
+        """A piece. body: its words, see `template.piece`."""
+        return template.piece(self.names, kind, body)
+
+    def words(self, body: Sequence[Word]) -> list[int]:
+        """A piece of words that depend on nothing but values."""
+        self.capacity += len(body)
+        return self.piece(template.WORDS, body)
+
+    def encoded(self, text: str) -> list[int]:
+        """A piece of words that Python encodes; text: an expression of a list."""
+        name = f"g{len(self.given)}"
+        self.given.append(name)
+        self.formulas.lines += [f"    {name} = int64_array({text})", f"    {name}a, {name}n = {name}.buffer_info()"]
+        return self.piece(template.GIVEN, [f"{name}a", f"{name}n"])
+
+    def filled(self, kind: int, body: Sequence[Word]) -> list[int]:
+        """A piece whose sizes say what its words are."""
+        self.capacity += template.most_words(kind, body)
+        return self.piece(kind, body)
+
+    def call(self, number: int) -> list[int]:
+        """A step that PyTorch does."""
+        return self.words([host.CALL, host.STEP_WORDS, number])
+
+    def step(self, number: int, step: Step) -> list[int]:
+        """The piece of a step."""
         if isinstance(step, KernelStep):
             return self.kernel(number, step)
         if isinstance(step, CopyStep):
-            item = size_of(step.source.type.dtype)
             if step.source.type.dtype != step.target.type.dtype:
-                return f"{host.CALL}, {host.STEP_WORDS}, {number}"
-            places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
-            return f"*copy({self.spec(_Spec(number, '', places))}, {self.formulas.types((step.source, step.target))})"
+                return self.call(number)
+            if len(step.source.type.shape) > template.MOST_DIMS:
+                return self.call(number)
+            return self.filled(template.COPY, [number, *self.window(step.source), *self.window(step.target)])
         if isinstance(step, LibraryStep):
             return self.library(number, step)
         if isinstance(step, TiledGemmStep):
             return self.bands(number, step)
-        return f"{host.CALL}, {host.STEP_WORDS}, {number}"
+        return self.call(number)
 
     def spec(self, spec: _AnySpec) -> str:
+        """The name of what does not depend on sizes in a step that Python encodes."""
         self.specs.append(spec)
+        if not isinstance(spec, RoutingSpec):
+            self.dtypes_found.append(spec.dtype)
         return f"specs[{len(self.specs) - 1}]"
 
-    def library(self, number: int, step: LibraryStep) -> str:
+    def library(self, number: int, step: LibraryStep) -> list[int]:
         if step.op in OPERANDS:
             return self.attention(number, step)
+        if step.op in ("matmul", "matmul_add"):
+            return self.product(number, step)
+        windows = (*step.inputs, *step.outputs)
+        if step.op == "direct_conv":
+            return self.direct_conv(number, step)
+        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        types = self.formulas.types(windows)
         if step.op in GROUPED:
-            windows = (*step.inputs, *step.outputs)
-            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
-            return f"*grouped({self.spec(spec)}, {self.formulas.types(windows)})"
+            return self.encoded(f"grouped({self.spec(spec)}, {types})")
         if step.op in CONVOLUTIONS:
-            windows = (*step.inputs, *step.outputs)
-            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
             optional = (bool(attrs.get(name)) for name in ("added", "relu", "scaled", "shifted", *ORDERED))
             name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, *optional))
-            return f"*{step.op}({name}, {self.formulas.types(windows)})"
+            return self.encoded(f"{step.op}({name}, {types})")
         if step.op in ROUTING:
-            windows = (*step.inputs, *step.outputs)
-            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec_name = self.spec(RoutingSpec(number, step.op, windows[0].type.dtype, places))
-            return f"*routing({spec_name}, {self.formulas.types(windows)})"
+            return self.encoded(f"routing({spec_name}, {types})")
         if step.op == "recurrence":
-            windows = (*step.inputs, *step.outputs)
-            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs = dict(step.attrs)
             named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places))
-            return f"*recurrence({named}, {self.formulas.types(windows)})"
-        if step.op not in ("matmul", "matmul_add"):
-            raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
-                              why="the host knows products, attention, routing and recurrences only",
-                              do="make it an extern step")
-        spec_name, types = self.product(number, step)
-        common = self.specs[-1]
-        assert isinstance(common, _Spec)
-        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
-        return f"*matmul({self.formulas.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
+            return self.encoded(f"recurrence({named}, {types})")
+        raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
+                          why="the host knows products, attention, routing and recurrences only",
+                          do="make it an extern step")
 
-    def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
-        """What the words of a product are made of: the spec, and the types of the windows."""
+    def product(self, number: int, step: LibraryStep) -> list[int]:
+        """A product: how its words follow from sizes is said by backend/cpu/routines/encoding/product.py."""
+        spec, windows = self.product_of(number, step)
+        dtype = spec.dtype
+        self.dtypes_found.append(dtype)
+        if any(len(window.type.shape) > template.MOST_DIMS for window in windows) or not has(dtype, self.products):
+            return self.call(number)
+        addend = len(windows) > 3 and spec.beta != 0
+        beta, code = spec.beta if addend else 0.0, "d" if dtype == "f64" else "f"
+        body: list[Word] = [self.kind(dtype), number, bits(spec.alpha, code), bits(beta, code), int(spec.alpha != 1),
+                            int(beta != 1), int(addend)]
+        for window in windows if addend else windows[:3]:
+            body += self.window(window)
+        return self.filled(template.PRODUCT, body)
+
+    def window(self, window: Window) -> list[Word]:
+        """The words of a `template.Window`."""
+        type_, number = window.type, self.formulas.number
+        return [self.slots[window.buffer], size_of(type_.dtype), len(type_.shape), number(window.offset),
+                *map(number, type_.shape), *map(number, type_.layout())]
+
+    def kind(self, dtype: str) -> int:
+        """The address of what is known of products of a dtype."""
+        if dtype not in self.kinds:
+            self.kinds[dtype] = kind_words(len(self.kinds), dtype, self.products)
+        return self.kinds[dtype].buffer_info()[0]
+
+    def product_of(self, number: int, step: LibraryStep) -> tuple[_Spec, tuple[Window, ...]]:
+        """What the words of a product are made of."""
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.formulas.types(windows)
+        return _Spec(number, step.dtype, places, alpha, beta), windows
 
-    def bands(self, number: int, step: TiledGemmStep) -> str:
+    def bands(self, number: int, step: TiledGemmStep) -> list[int]:
         """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
         kernel, columns = step.kernel, step.band.type.shape[1]
         assert isinstance(columns, int)
         steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
                  for place, window in enumerate(kernel.params)]
-        spec, windows = self.product(number, step.product)
-        return (f"*bands({step.rows}, {columns}, {spec}, {windows}, "
-                f"[{self.kernel(number, kernel)}], {tuple(steps)})")
+        spec, windows = self.product_of(number, step.product)
+        return self.encoded(f"bands({step.rows}, {columns}, {self.spec(spec)}, {self.formulas.types(windows)}, "
+                            f"[{self.kernel_text(number, kernel)}], {tuple(steps)})")
 
-    def attention(self, number: int, step: LibraryStep) -> str:
+    def attention(self, number: int, step: LibraryStep) -> list[int]:
         attrs: dict[str, Any] = dict(step.attrs)
         windows = (*step.inputs, *step.outputs)
-        dtype = windows[0].type.dtype
-        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        dtype, depth = windows[0].type.dtype, self.formulas.number(windows[0].type.shape[3])
         self.wide.append(wide(dtype))
-        spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        name, types = self.spec(spec), self.formulas.types(windows)
-        common = self.formulas.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
-        return f"*attention({common}, {name}, {types})"
+        self.dtypes_found.append(dtype)
+        if not native(dtype, self.products.machine, self.products.blas):
+            return self.call(number)
+        code, factor = "d" if dtype == "f64" else "f", attrs["scale"]
+        scale: Word
+        if factor is None and depth.isidentifier():
+            key = "scale", depth, code
+            scale = self.formulas.local(key, f"bits({depth}**-0.5 if {depth} > 0 else 0.0, '{code}')")
+        elif factor is None:
+            scale = bits(int(depth)**-0.5 if int(depth) > 0 else 0.0, code)
+        else:
+            scale = bits(factor, code)
+        backward = step.op == "attention_backward"
+        there = dict(zip(roles(step.op, len(windows)), windows, strict=True))
+        weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
+        return self.filled(template.ATTENTION, [
+            self.kind(dtype), number, int(backward), int(attrs["causal"]), scale, size_of(wide(dtype)),
+            host.WEIGH + weigh, *(int(role in there) for role in host.OPERANDS),
+            *itertools.chain(*(self.window(there[role]) for role in host.OPERANDS if role in there))])
 
-    def kernel(self, number: int, step: KernelStep) -> str:
-        choices = []
+    def direct_conv(self, number: int, step: LibraryStep) -> list[int]:
+        windows, attrs, machine = (*step.inputs, *step.outputs), dict(step.attrs), self.products.machine
+        optional = [bool(attrs.get(name)) for name in ("scaled", "shifted", "added")]
+        present = [len(windows) - 3 > sum(optional), *optional]
+        settings: Any = [attrs[name] for name in ("stride", "padding", "dilation")]
+        self.dtypes_found.append(windows[0].type.dtype)
+        return self.filled(template.DIRECT_CONV, [
+            number, len(windows), *map(int, present), least(bool(attrs.get("relu"))), *itertools.chain(*settings),
+            machine.lanes, direct_conv.grain(machine), PACKED["f32"] + host.PACKED_TURN,
+            *itertools.chain(*map(self.window, windows))])
+
+    def kernel(self, number: int, step: KernelStep) -> list[int]:
+        """The piece of a kernel step."""
+        regimes = self.regimes(number, step)
+        if len(regimes) == 1 and not regimes[0][0]:
+            return self.words(regimes[0][1])
+        body: list[Word] = []
+        count = most = 0
+        for conditions, words in regimes:
+            named = [name for name in conditions if name.isidentifier()]
+            if any(int(name) < 0 for name in conditions if name not in named):
+                continue  # a number, below 0 at all sizes
+            body += [len(named), *(self.names.of(name) for name in named), *self.piece(template.WORDS, words)]
+            count, most = count + 1, max(most, len(words))
+        self.capacity += max(most, host.NO_REGIME_WORDS)
+        return self.piece(template.REGIMES, [number, count, *body])
+
+    def kernel_text(self, number: int, step: KernelStep) -> str:
+        """The words of a kernel step as an expression of the size function."""
+        regimes = [(" and ".join(f"{one} >= 0" for one in conditions), ", ".join(map(str, words)))
+                   for conditions, words in self.regimes(number, step)]
+        if len(regimes) == 1 and not regimes[0][0]:
+            return regimes[0][1]
+        chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in regimes)
+        return f"*({chain} else ({host.NO_REGIME}, {number}))"
+
+    def regimes(self, number: int, step: KernelStep) -> list[tuple[list[str], list[Word]]]:
+        """The versions of a kernel step: conditions that are to be at least 0, and words."""
+        choices: list[tuple[list[str], list[Word]]] = []
         for regime in step.regimes:
-            params = []
+            params: list[Word] = []
             for window in (*step.params, *step.handed) if regime.then else step.params:
                 item = size_of(window.type.dtype)
-                params += [str(self.slots[window.buffer]), self.formulas.number(window.offset * item)]
+                params += [self.slots[window.buffer], self.formulas.number(window.offset * item)]
             sizes = [self.formulas.number(size) for size in regime.sizes]
             length = words_of(host.KernelStep) + len(params) + len(sizes)
-            every = []
+            every: list[Word] = []
             for kernel in regime.kernels:
                 if kernel not in self.kernels:
                     raise VerifyError(f"plan {self.plan.name} needs the kernel {kernel}", where=step.where,
                                       why="it was not built", do="report this plan: a bug of AnyShape")
-                words = _kernel(op=host.KERNEL, length=length, number=number, function=self.kernels[kernel], blocks=0,
-                                work=0, scratch=0, params=len(params) // 2, sizes=len(sizes),
-                                places=[*params, *sizes])
-                every.append(", ".join(map(str, words)))
-            text = ", ".join(every)
-            test = " and ".join(f"{self.formulas.number(condition)} >= 0" for condition in regime.conditions)
-            choices.append((test, text))
-        if len(choices) == 1 and not choices[0][0]:
-            return choices[0][1]
-        chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in choices)
-        return f"*({chain} else ({host.NO_REGIME}, {number}))"
+                every += _kernel(op=host.KERNEL, length=length, number=number, function=self.kernels[kernel], blocks=0,
+                                 work=0, scratch=0, params=len(params) // 2, sizes=len(sizes),
+                                 places=[*params, *sizes])
+            choices.append(([self.formulas.number(condition) for condition in regime.conditions], every))
+        return choices

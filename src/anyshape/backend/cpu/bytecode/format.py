@@ -506,6 +506,7 @@ MONOTONIC = 1  # the clock's number
 THREAD_TIME = 3
 
 # ops of steps
+NO_REGIME_WORDS = 2
 NO_REGIME = -1  # no version of the kernel of the step, whose number follows, fits these sizes
 END = 0
 KERNEL = 1

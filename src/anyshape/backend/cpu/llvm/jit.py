@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import llvmlite.binding as llvm
@@ -20,6 +20,7 @@ from anyshape.backend.cpu.machine.target import Machine, initialise
 from anyshape.backend.interface import ObjectCache
 from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.base.errors import VerifyError
+from anyshape.base.own_sources import own_sources
 
 _NAME = re.compile(r"^define void @([A-Za-z_][A-Za-z0-9_]*)\(", re.MULTILINE)
 _PIPELINE = "sroa simplifycfg v1"  # enters the cache key: change it with the passes
@@ -152,11 +153,47 @@ def build(texts: Sequence[str], target: Machine, cache: ObjectCache | None = Non
         objects[k] = data
         if cache is not None:
             cache.put(keys[k], data)
-    symbols = [name + suffix for name in names for suffix in ENTRIES]
-    library = _loader.link([data for data in objects if data is not None], symbols)
+    return _linked(names, keys or [""] * len(names), [data for data in objects if data is not None])
+
+
+def kept(keys: Mapping[str, str], cache: ObjectCache | None) -> list[LoadedKernel] | None:
+    """The kernels of earlier calls of `build`, of this process or another one, without their text; None where the cache
+    has not all of them. keys: by name, as `LoadedKernel` has them."""
+    if cache is None or not all(keys.values()):
+        return None
+    objects = [data for key in keys.values() if (data := cache.get(key)) is not None]
+    return _linked(list(keys), list(keys.values()), objects) if len(objects) == len(keys) else None
+
+
+def _linked(names: Sequence[str], keys: Sequence[str], objects: Sequence[bytes]) -> list[LoadedKernel]:
+    """The kernels of some objects, in one library."""
+    if not names:
+        return []
+    library = _loader.link(objects, [name + suffix for name in names for suffix in ENTRIES])
     return [LoadedKernel(name, library[name], library[f"{name}_blocks"], library[f"{name}_scratch"],
-                         library[f"{name}_work"],
-                   library) for name in names]
+                         library[f"{name}_work"], library, key)
+            for name, key in zip(names, keys, strict=True)]
+
+
+def load_module(module: str, text: Callable[[], str], names: Sequence[str], target: Machine,
+                cache: ObjectCache | None) -> Routines:
+    """A module whose text follows from our own source files and the processor. Where the cache knows what these made,
+    the text is not made. names: of functions that are called from outside, of which it has some or all."""
+    sources = own_sources() if cache is not None else ""
+    index = hashlib.sha256(f"{module}\n{target.key}\n{_PIPELINE}\n{sources}".encode()).hexdigest()
+    if cache is not None and sources:
+        key, *found = (cache.get(index) or b"").decode().split("\n")
+        data = cache.get(key) if found else None
+        if data is not None:
+            return _routines(data, found)
+    written = text()
+    found = [name for name in names if f"@{name}(" in written]
+    if not found:
+        return Routines({}, None)
+    routines = load(written, found, target, cache)
+    if cache is not None and sources:
+        cache.put(index, "\n".join((object_key(written, target), *found)).encode())
+    return routines
 
 
 def load(text: str, names: Sequence[str], target: Machine, cache: ObjectCache | None = None) -> Routines:
@@ -167,5 +204,9 @@ def load(text: str, names: Sequence[str], target: Machine, cache: ObjectCache | 
         data = object_code(text, target)
         if cache is not None:
             cache.put(key, data)
+    return _routines(data, names)
+
+
+def _routines(data: bytes, names: Sequence[str]) -> Routines:
     library = _loader.link([data], names)
     return Routines({name: library[name] for name in names}, library)

@@ -62,6 +62,23 @@ def search(count: int, fixed: int, columns: Array[i64], wall: int, bound: int, g
     return top
 
 
+def live_peak(count: int, columns: Array[i64], steps: int, changes: Array[i64]) -> int:
+    """The largest sum of bytes that are live at one of the points 0 .. steps. columns: bytes, first and last steps.
+    changes: `steps + 2` words of 0, which are written."""
+    for i in range(count):
+        first = columns[count + i]
+        last = columns[2 * count + i]
+        if first <= last:
+            changes[first] += columns[i]
+            changes[minimum(last, steps) + 1] -= columns[i]
+    live = 0
+    most = 0
+    for at in range(steps + 1):
+        live += changes[at]
+        most = maximum(most, live)
+    return most
+
+
 def attempt(count: int, fixed: int, columns: Array[i64], wall: int, lowest: int, ceiling: int, top: int,
             room: Array[i64], starts: Array[i64], near: Array[i64]) -> int:
     """The top of a layout in the order that `room` has; its offsets are kept if it is below `top`."""

@@ -1,5 +1,5 @@
 """Direct convolution, channels last, in the native subset; see ops/convolution.py and
-backend/cpu/bytecode/encode_direct_conv.py.
+backend/cpu/routines/encoding/direct_conv.py.
 
     for each band of lines of each image, for each panel of channels that is this thread's:
         the band with its padding into the thread's scratch;  the panel's weights, once;  tiles of positions

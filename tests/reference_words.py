@@ -1,41 +1,79 @@
-"""Bytecode encoder of direct convolutions, channels last, at given sizes: the words that the host reads
-(backend/cpu/routines/convolution/direct_conv.py), or PyTorch.
-
-    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O], factors [O], shifts [O], addend)
-        -->  DIRECT_CONV, ..., slots and bytes, sizes, lines of a band, and where scratch is
-"""
+"""Words of copies, joined products and direct convolutions, by encoders in Python: what the native ones are compared
+with. `None` instead of words means that the host cannot do it."""
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
-from anyshape.backend.cpu.bytecode.encode_gemm import PACKED, Shape, at_slots
+from anyshape.backend.cpu.bytecode.encode_gemm import PACKED, Area, Shape, at_slots
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import direct_conv
 from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.routines.encoding.direct_conv import BAND, POSITIONS
 from anyshape.base.align import align
+
+_copy = host.CopyStep.encoder()
+# words in which products have to agree to be joined: what is said of their rows, and how the work is cut
+_SAME = tuple(map(host.PackedProduct.index, (
+    "op", "function", "n", "k", "b_lane", "b_inner", "item", "b.slot", "b.bytes", "rows", "deep", "b_item")))
+_SCRATCH = host.PackedProduct.index("scratch")
+
+
+def joined(products: Sequence[list[int]]) -> list[int]:
+    """Products that may run side by side as one step, whose length says how many there are, if all are single ones from
+    panels and have the same rows; as they are otherwise."""
+    result = [word for product in products for word in product]
+    first = products[0]
+    if all(len(one) == host.MATMUL_DIMS and one[0] == host.PRODUCT for one in products) and all(
+            one[at] == first[at] for one in products for at in _SAME):
+        result[1] = len(result)
+        result[_SCRATCH] = max(one[_SCRATCH] for one in products)
+    return result
+
+
+def copy_words(number: int, source: Area, target: Area) -> list[int]:
+    """A strided copy between windows of one shape and dtype; [] when there is nothing to copy."""
+    if 0 in target.shape:
+        return []
+    item = target.item
+    dims = [(size, t * item, s * item)
+            for size, t, s in zip(target.shape, target.strides, source.strides, strict=True) if size != 1]
+    dims.sort(key=lambda dim: (-abs(dim[1]), -abs(dim[2])))
+    merged: list[tuple[int, int, int]] = []
+    for size, t, s in dims:
+        if merged and merged[-1][1] == size * t and merged[-1][2] == size * s:
+            merged[-1] = (merged[-1][0] * size, t, s)
+        else:
+            merged.append((size, t, s))
+    inner = merged.pop() if merged else (1, item, item)
+    outer = 1
+    for size, _, _ in merged:
+        outer *= size
+    words = _copy(op=host.COPY, length=0, number=number, item=item, target=(target.slot, target.bytes),
+                  source=(source.slot, source.bytes), outer=outer, rank=len(merged), inner=inner,
+                  dims=[word for dim in merged for word in dim])
+    words[1] = len(words)
+    return words
+
 
 _words_of_step = host.DirectConvStep.encoder()
 _MARKS = tuple(map(host.DirectConvStep.index, ("x", "weight", "bias", "factors", "shifts", "addend", "result")))
-BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while the panels of weights go by
-POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
 def direct_conv_words(machine: Machine, spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of x, weight, what else there is of the operands, and the
     result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
-    words = _words(machine, spec.settings, (spec.scaled, spec.shifted, spec.added), spec.relu, types)
+    words = _direct_conv(machine, spec.settings, (spec.scaled, spec.shifted, spec.added), spec.relu, types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
-@lru_cache(maxsize=4096)
-def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], optional: tuple[bool, bool, bool], relu: bool,
-           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+def _direct_conv(machine: Machine, settings: tuple[tuple[int, ...], ...], optional: tuple[bool, bool, bool], relu: bool,
+                 types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
     (x, _), (weight, weight_strides), (result, _) = *types[:2], types[-1]

@@ -1,0 +1,82 @@
+"""The filled template of a plan: its words at given sizes, from the template (backend/cpu/bytecode/template.py) and a
+native routine, and what that routine knows of products."""
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyshape.backend.cpu.bytecode.encode_gemm import (
+    ATTENTION,
+    FEW,
+    FULL,
+    LIBRARY,
+    MANY,
+    MOST_VECTORS,
+    PACKED,
+    THIN,
+    THIN_ONES,
+    Products,
+    bits,
+    does,
+)
+from anyshape.backend.cpu.bytecode.template import QUESTIONS, THIN_COUNTS, Kind
+from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.microkernels import gemm, gemv
+from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.base.int64_array import int64_array
+from anyshape.ir.types import size_of
+
+# (template, pieces, values, out) -> words, or below 0 a question: backend/cpu/routines/encoding/fill.py
+Fill = Callable[[int, int, int, int], int]
+QUESTION_KINDS = (FULL, FEW, MANY, THIN_ONES, ATTENTION)  # the last question is whether there are products of the dtype
+_kind = Kind.encoder()
+_ANSWERS = Kind.index("answers")
+
+
+def kind_words(number: int, dtype: str, products: Products) -> array[int]:
+    """A `Kind`, which no question has been asked of."""
+    machine, blas = products.machine, products.blas
+    library, many, code = LIBRARY.get(dtype, (0, 0, "f"))
+    has_many = blas.f32_batches if dtype == "f32" else blas.f64_batches
+    packed = dtype in PACKED
+    lanes, grain, per_word, whole = (machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype),
+                                     tiles(machine, dtype)) if packed else (machine.lanes, 1, 1, False)
+    thin = [THIN.get(gemv.routine(way, dtype, count, wide), 0) if 0 < count <= max(gemv.COUNTS[way]) else 0
+            for way in ("dot", "spread") for wide in (False, True) for count in range(THIN_COUNTS)]
+    return int64_array(_kind(
+        number=number, answers=[-1] * QUESTIONS, item=size_of(dtype), f32=int(dtype == "f32"), f64=int(dtype == "f64"),
+        library=int(dtype in LIBRARY and blas.products), half=int(dtype not in LIBRARY), product=library,
+        many=many if has_many else 0, packed=PACKED.get(dtype, 0), one=bits(1.0, code), lanes=lanes, grain=grain,
+        per_word=per_word, tiles=int(whole), most_vectors=MOST_VECTORS, most_dot=max(gemv.COUNTS["dot"]),
+        most_spread=max(gemv.COUNTS["spread"]), thin=thin))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanTemplate:
+    """What is filled at each new shape. words: `pieces` pieces. capacity: words that they become, at most. kinds: what
+    pieces name by address, by dtype, in the order of their numbers."""
+
+    words: array[int]
+    pieces: int
+    capacity: int
+    kinds: Mapping[str, array[int]]
+    products: Products
+    fill: Fill
+
+    def __call__(self, values: Sequence[int], more: int = 0) -> array[int]:
+        """The words of the steps and their end, at these values. more: words of the steps that Python encoded."""
+        out = array("q", bytes(8 * (self.capacity + more)))
+        given = int64_array(values)
+        arguments = (self.words.buffer_info()[0], self.pieces, given.buffer_info()[0], out.buffer_info()[0])
+        while (count := self.fill(*arguments)) < 0:
+            self._answer(-1 - count)
+        del out[count:]
+        return out
+
+    def _answer(self, question: int) -> None:
+        """Asks the autotuner, which may measure; threads that ask at a time write the same."""
+        number, which = divmod(question, QUESTIONS)
+        dtype = [*self.kinds][number]
+        found = self.products.ours(QUESTION_KINDS[which]) if which < len(QUESTION_KINDS) else does(dtype, self.products)
+        self.kinds[dtype][_ANSWERS + which] = int(found)

@@ -1,0 +1,272 @@
+"""The native encoder of a plan's words: bit by bit those of the Python encoders, at random sizes and strides."""
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from array import array
+
+import pytest
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode import template
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
+from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
+from anyshape.backend.cpu.bytecode.encode_gemm import (
+    PACKED,
+    Area,
+    Fixed,
+    bits,
+    finished,
+    has,
+    matmul_words,
+    native,
+    series,
+)
+from anyshape.backend.cpu.bytecode.plan_template import PlanTemplate, kind_words
+from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.machine.blas import BlasRoutines
+from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
+from anyshape.backend.cpu.native_routines import routines_of
+from anyshape.base.int64_array import int64_array
+from anyshape.ir.types import size_of
+from anyshape.ops.attention import roles, wide
+from reference_words import copy_words, direct_conv_words, joined
+
+SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 31, 32, 33, 63, 64, 65, 100, 128, 129, 255, 256, 257, 700, 705, 1024,
+         2100, 5000, 40_000)
+BLAS = (BlasRoutines(products=True, f32_batches=True, f64_batches=True), BlasRoutines(products=True), BlasRoutines())
+MACHINES = [limits.target_of("x86_64-unknown-linux-gnu", "znver4", frozenset(features)) for features in (
+    ("avx512f", "avx512bw", "avx512vl", "avx2", "fma", "avx512bf16"), ("avx2", "fma"), (),
+    ("avx512f", "avx512bw", "avx512vl", "avx2", "fma", "avx512bf16", "avx512fp16", "amx-tile", "amx-bf16"))]
+
+
+def strides_of(draw: random.Random, shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+    """Strides of a window: dense, with its last two dims turned, of part of something larger, or any."""
+    if kind == "any":
+        return tuple(draw.choice((0, 1, 2, 3, 8, 64, 1000)) for _ in shape)
+    order = [*range(len(shape))]
+    if kind == "turned" and len(shape) > 1:
+        order[-2:] = order[-1], order[-2]
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= shape[dim] + (draw.choice((0, 8)) if kind == "part" else 0)
+    if kind == "spread":
+        strides = [0 if draw.random() < 0.3 else stride for stride in strides]
+    return tuple(strides)
+
+
+def area(draw: random.Random, slot: int, item: int, shape: tuple[int, ...]) -> Area:
+    kind = draw.choice(("dense", "dense", "dense", "turned", "turned", "part", "spread", "any"))
+    return Area(slot, item * draw.choice((0, 0, 5, 1000)), item, shape, strides_of(draw, shape, kind))
+
+
+def broadcast(draw: random.Random, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """A batch that broadcasts to this one."""
+    kept = batch[draw.randint(0, len(batch)):] if draw.random() < 0.4 else batch
+    return tuple(1 if draw.random() < 0.25 else size for size in kept)
+
+
+def product(draw: random.Random, dtype: str) -> tuple[list[Area], float, float]:
+    """Windows of a, b, c and perhaps an addend, alpha and beta."""
+    item = size_of(dtype)
+    sizes = [draw.choice(SIZES) for _ in range(3)]
+    if draw.random() < 0.02:
+        sizes[draw.randrange(3)] = 2**31  # more than BLAS takes
+    rows, inner, columns = sizes
+    rank = draw.choice((0, 0, 1, 2, 3))
+    batch = tuple(draw.choice((1, 2, 3, 7, 0 if draw.random() < 0.1 else 4)) for _ in range(rank))
+    one_row, one_column = draw.random() < 0.1, draw.random() < 0.1
+    left = (inner,) if one_row else (*broadcast(draw, batch), rows, inner)
+    right = (inner,) if one_column else (*broadcast(draw, batch), inner, columns)
+    if one_row and one_column:
+        batch = ()
+    result = (*batch, *(() if one_row else (rows,)), *(() if one_column else (columns,)))
+
+    def wide(at: int) -> int:
+        return draw.choice((2, 4)) if dtype in ("bf16", "f16") and draw.random() < 0.3 else at
+
+    areas = [area(draw, slot, wide(item), shape) for slot, shape in ((9, left), (4, right), (7, result))]
+    if draw.random() < 0.4:
+        areas.append(area(draw, 2, wide(item), broadcast(draw, result)))
+    return areas, draw.choice((1.0, 1.0, 0.5)), draw.choice((1.0, 1.0, 0.0, 2.0))
+
+
+def window(names: template.Names, values: list[int], one: Area, patched: bool) -> list[int | str]:
+    """The words of a window; what depends on sizes is a value, or is written where it is used."""
+    numbers = [one.bytes // one.item, *one.shape, *one.strides]
+    if patched:
+        for place, number in enumerate(numbers):
+            name = f"v{len(values)}"
+            names.of(name)
+            values.append(number)
+            numbers[place] = name  # type: ignore[call-overload]
+    return [one.slot, one.item, len(one.shape), *numbers]
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[dim + 1:]) for dim in range(len(shape)))
+
+
+def filled(kind: int, body: list[int | str], windows: list[Area], patched: bool, products: Fixed,
+           kinds: dict[str, array[int]]) -> list[int]:
+    """The words of one step and the end. body: of its piece, without the windows."""
+    names = template.Names()
+    values: list[int] = []
+    for one in windows:
+        body = [*body, *window(names, values, one, patched)]
+    words = int64_array(template.piece(names, kind, body))
+    return PlanTemplate(words, 1, template.most_words(kind, body) + 1, kinds, products,
+                        routines_of(None).fill)(values).tolist()
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f64", "bf16", "f16"))
+def test_products_have_the_words_of_the_python_encoder(dtype: str) -> None:
+    draw, seen = random.Random(dtype), set()
+    settings = [(Fixed(machine, own, blas), kind_words(0, dtype, Fixed(machine, own, blas)))
+                for machine in MACHINES for own in (False, True) for blas in BLAS
+                if has(dtype, Fixed(machine, own, blas))]
+    for case in range(2000 if settings else 0):
+        products, kind = settings[case % len(settings)]
+        areas, alpha, beta = product(draw, dtype)
+        a, b, c, *rest = areas
+        expected = matmul_words(11, dtype, a, b, c, rest[0] if rest else None, alpha, beta, products)
+        if expected is None:
+            expected = [host.CALL, host.STEP_WORDS, 11]
+        addend = bool(rest) and beta != 0
+        code, weight = "d" if dtype == "f64" else "f", beta if addend else 0.0
+        body: list[int | str] = [kind.buffer_info()[0], 11, bits(alpha, code), bits(weight, code), int(alpha != 1),
+                                 int(weight != 1), int(addend)]
+        found = filled(template.PRODUCT, body, areas if addend else areas[:3], case % 3 > 0, products, {dtype: kind})
+        assert found == [*expected, host.END], (products, areas, alpha, beta)
+        seen.add(found[0])
+    wanted = {"f64": {host.CALL, host.END, host.MATMUL}, "f32": {host.CALL, host.END, host.MATMUL, host.PRODUCT}}
+    assert not settings or seen == wanted.get(dtype, {host.CALL, host.END, host.MATMUL, host.PRODUCT})
+
+
+def test_copies_have_the_words_of_the_python_encoder() -> None:
+    draw, products = random.Random(1), Fixed(MACHINES[0], True)
+    for case in range(1500):
+        item, shape = draw.choice((1, 2, 4, 8)), tuple(draw.choice((1, 2, 3, 8, 0)) if draw.random() < 0.1 else
+                                                      draw.choice((1, 2, 5, 64)) for _ in range(draw.randint(0, 5)))
+        source, target = (area(draw, slot, item, shape) for slot in (5, 8))
+        if case % 5 == 0:
+            target = target._replace(strides=tuple(-step for step in target.strides))
+        expected = copy_words(3, source, target)
+        assert filled(template.COPY, [3], [source, target], case % 2 > 0, products, {}) == [*expected, host.END]
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f64", "bf16"))
+def test_attention_has_the_words_of_the_python_encoder(dtype: str) -> None:
+    draw, ends = random.Random(dtype), set()
+    settings = [(fixed, {dtype: kind_words(0, dtype, fixed)}) for machine in MACHINES for own in (False, True)
+                for blas in BLAS[1:] for fixed in (Fixed(machine, own, blas),) if native(dtype, machine, blas)]
+    for case in range(1200):
+        products, kinds = settings[case % len(settings)]
+        batch, groups, share = (draw.choice((1, 2, 3)) for _ in range(3))
+        rows, columns, depth = (draw.choice((0, 1, 2, 3, 4, 5, 16, 31, 64, 100, 197, 512, 3000)) for _ in range(3))
+        heads, op = groups * share, draw.choice(("attention", "attention_backward"))
+        causal, scale = draw.random() < 0.3, draw.choice((None, 0.125))
+        flat = {"q": (batch, heads, rows, depth), "k": (batch, groups, columns, depth), "mask": draw.choice((
+            (batch, 1, rows, columns), (1, 1, 1, columns), (batch, heads, rows, 1))), "sums": (batch, heads, rows),
+            "result": (batch, rows, heads, depth), "dk": (batch, columns, groups, depth)}
+        same = {"v": "k", "gradient": "q", "products": "sums", "dq": "result", "dv": "dk"}
+        flat |= {role: flat[other] for role, other in same.items()}
+        count = {"attention": 5, "attention_backward": 9}[op] + (draw.random() < 0.4)
+        item, broad = size_of(dtype), size_of(wide(dtype))
+        windows = {}
+        for place, role in enumerate(roles(op, count)):
+            strides = list(dense(flat[role]))
+            if draw.random() < 0.1:
+                strides[draw.randrange(len(strides))] += draw.choice((-1, 1, 16))
+            size = broad if role in ("mask", "sums", "products") else item
+            windows[role] = Area(20 + place, size * draw.choice((0, 3)), size, flat[role], tuple(strides))
+        spec = AttentionSpec(6, op, dtype, causal, scale, tuple((one.slot, one.item) for one in windows.values()))
+        expected = attention_words(products, spec, tuple(
+            (one.shape, one.strides, one.bytes // one.item) for one in windows.values()))
+        backward = op == "attention_backward"
+        factor = scale if scale is not None else depth**-0.5 if depth else 0.0
+        weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
+        body: list[int | str] = [
+            kinds[dtype].buffer_info()[0], 6, int(backward), int(causal), bits(factor, "d" if dtype == "f64" else "f"),
+            broad, host.WEIGH + weigh, *(int(role in windows) for role in host.OPERANDS)]
+        ordered = [windows[role] for role in host.OPERANDS if role in windows]
+        found = filled(template.ATTENTION, body, ordered, case % 2 > 0, products, kinds)
+        assert found == [*expected, host.END], (products, spec, windows)
+        ends.add(found[0])
+    assert ends == {host.CALL, host.ATTENTION}
+
+
+def test_direct_convolutions_have_the_words_of_the_python_encoder() -> None:
+    draw, ends = random.Random(3), set()
+    for case in range(1200):
+        products = Fixed(MACHINES[case % 3], True)
+        images, height, width, channels = (draw.choice((1, 2, 3, 5, 14, 56, 0 if draw.random() < 0.1 else 224))
+                                           for _ in range(4))
+        outs, kernel_y, kernel_x = draw.choice((1, 7, 64, 100)), draw.choice((1, 2, 3, 7)), draw.choice((1, 3, 16))
+        pair = [tuple(draw.choice(of) for _ in range(2)) for of in ((1, 2, 16), (0, 0, 1, 3), (1, 1, 2))]
+        (stride_y, stride_x), (padding_y, padding_x), (dilation_y, dilation_x) = pair
+        out_y = max((height + 2 * padding_y - (kernel_y - 1) * dilation_y - 1) // stride_y + 1, 0)
+        out_x = max((width + 2 * padding_x - (kernel_x - 1) * dilation_x - 1) // stride_x + 1, 0)
+        scaled, shifted, added, bias, relu = (draw.random() < 0.5 for _ in range(5))
+        shifted = shifted and scaled
+        result = (images, out_y, out_x, outs)
+        shapes = [(images, height, width, channels), (outs, channels, kernel_y, kernel_x), *[(outs,)] * (
+            bias + scaled + shifted), *[result] * added, result]
+        areas = []
+        for place, shape in enumerate(shapes):
+            strides = list(dense(shape))
+            if place == 1 and draw.random() < 0.5:
+                strides = [channels * kernel_y * kernel_x, 1, kernel_x * channels, channels]
+            if draw.random() < 0.05:
+                strides[draw.randrange(len(strides))] += 1
+            areas.append(Area(place + 3, 4 * draw.choice((0, 7)), 4, shape, tuple(strides)))
+        spec = ConvSpec(2, "f32", tuple((one.slot, 4) for one in areas), tuple(pair), added, relu, scaled, shifted)
+        expected = direct_conv_words(products.machine, spec, tuple(
+            (one.shape, one.strides, one.bytes // 4) for one in areas))
+        body: list[int | str] = [2, len(areas), int(bias), int(scaled), int(shifted), int(added), least(relu),
+                                 *(number for two in pair for number in two), products.machine.lanes,
+                                 direct_conv.grain(products.machine), PACKED["f32"] + host.PACKED_TURN]
+        found = filled(template.DIRECT_CONV, body, areas, case % 2 > 0, products, {})
+        assert found == [*expected, host.END], (spec, areas)
+        ends.add(found[0])
+    assert ends == {host.CALL, host.DIRECT_CONV, host.END}
+
+
+def test_products_and_kernels_in_one_step_have_the_words_of_the_python_encoder() -> None:
+    draw, seen = random.Random(4), set()
+    products = Fixed(MACHINES[0], True)
+    kind = kind_words(0, "f32", products)
+    for case in range(400):
+        names, capacity, parts, expected = template.Names(), 1, [], []
+        rows, inner = draw.choice((0, 1, 64, 200, 200, 200)), draw.choice((16, 128, 512))
+        a = Area(3, 0, 4, (rows, inner), (inner, 1))
+        for number in range(draw.randint(0, 3)):
+            columns = draw.choice((1, 64, 512))
+            b, c = Area(4 + number, 0, 4, (inner, columns), (columns, 1)), Area(9, 0, 4, (rows, columns), (columns, 1))
+            body: list[int | str] = [kind.buffer_info()[0], number, bits(1.0, "f"), 0, 0, 1, 0]
+            for one in (a, b, c):
+                body += window(names, [], one, False)
+            capacity += template.most_words(template.PRODUCT, body)
+            parts.append(template.piece(names, template.PRODUCT, body))
+            expected.append(matmul_words(number, "f32", a, b, c, None, 1.0, 0.0, products) or [])
+        kernels = [[host.KERNEL, 12, 20 + k, *range(9)] for k in range(draw.randint(1, 3))]
+        no_regime = draw.random() < 0.1
+        pieces = [template.piece(names, template.WORDS, kernel) for kernel in kernels]
+        if no_regime:
+            kernels.append([host.NO_REGIME, 30])
+            names.of("v0")
+            pieces.append(template.piece(names, template.REGIMES, [30, 1, 1, 0, *template.piece(
+                names, template.WORDS, [host.KERNEL, 3, 30])]))
+        words = [word for kernel in kernels for word in kernel]
+        first = joined(expected) if len(expected) > 1 else [*itertools.chain(*expected)]
+        wanted = finished(first, 20, words) if parts else series(20, words)
+        if len(parts) > 1:
+            parts = [template.piece(names, template.JOINED, [len(parts), *itertools.chain(*parts)])]
+        whole = int64_array(template.piece(names, template.FINISHED, [
+            20, len(parts), len(pieces), *itertools.chain(*parts), *itertools.chain(*pieces)]))
+        found = PlanTemplate(whole, 1, capacity + len(words) + 4, {"f32": kind}, products, routines_of(None).fill)([-1])
+        assert found.tolist() == [*wanted, host.END], case
+        seen.add((found[0], len(expected)))
+    assert {(host.SERIES, count) for count in range(4)} <= seen

@@ -1,0 +1,27 @@
+"""The order in which files of tests start (starting_order.py)."""
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import starting_order
+
+NAMES = ("cache", "docs", "hostile", "bench", "sym", "train_step_limit", "bench_memory", "models")
+
+
+def test_each_process_begins_with_the_most_telling_files_and_ends_with_the_least() -> None:
+    items: Any = [SimpleNamespace(path=Path(f"test_{name}.py"), number=number) for name in NAMES for number in range(3)]
+    alone = starting_order.of(items, 1)
+    assert [one.path.stem[5:] for one in alone[::3]] == [
+        "hostile", "models", "train_step_limit", "cache", "sym", "bench", "bench_memory", "docs"]
+    assert [one.number for one in alone] == [0, 1, 2] * len(NAMES)
+    shared = starting_order.of(items, 2)
+    assert [one.path.stem[5:] for one in shared[::3]] == [
+        "hostile", "train_step_limit", "sym", "bench_memory", "models", "cache", "bench", "docs"]
+
+
+def test_the_files_that_are_named_exist() -> None:
+    here = Path(__file__).parent
+    for name in (*starting_order.FIRST, *starting_order.LAST):
+        assert (here / f"test_{name}.py").exists() or any(here.glob(f"test_{name}_*.py")), name
