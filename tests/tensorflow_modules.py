@@ -97,6 +97,7 @@ def functions() -> Iterator[tuple[str, Any, Case]]:
 def main() -> int:
     """Writes the files."""
     import tensorflow as tf
+
     from anyshape.frontend.importer_tensorflow.callable import module_of
     FOLDER.mkdir(exist_ok=True)
     for name, function, (_, kinds, calls) in functions():
