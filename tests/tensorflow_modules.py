@@ -1,4 +1,4 @@
-"""Writes tests/tensorflow/*.mlirbc: modules that TensorFlow's converter made, with inputs and TensorFlow's results.
+"""Writes tests/converted/*.mlirbc: modules that TensorFlow's converter made, with inputs and TensorFlow's results.
 
     python tests/tensorflow_modules.py         # with anyshape[tensorflow]
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-FOLDER = Path(__file__).parent / "tensorflow"
+FOLDER = Path(__file__).parent / "converted"
 # name -> (function of TensorFlow, shapes and dtypes of its arguments, sizes of calls by the letter in the shapes)
 Case = tuple[Callable[..., Any], tuple[tuple[str, str], ...], tuple[dict[str, int], ...]]
 
@@ -97,6 +97,7 @@ def functions() -> Iterator[tuple[str, Any, Case]]:
 def main() -> int:
     """Writes the files."""
     import tensorflow as tf
+
     from anyshape.frontend.importer_tensorflow.callable import module_of
     FOLDER.mkdir(exist_ok=True)
     for name, function, (_, kinds, calls) in functions():

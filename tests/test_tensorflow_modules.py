@@ -11,7 +11,7 @@ import anyshape
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.importer_tensorflow.convert import left_over, refused
 
-FOLDER = Path(__file__).parent / "tensorflow"
+FOLDER = Path(__file__).parent / "converted"
 
 
 @pytest.mark.parametrize("name", sorted(one.stem for one in FOLDER.glob("*.mlirbc")))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.importer_stablehlo.module import Type
 
