@@ -454,9 +454,9 @@ def again(fake: FakeDriver, fast: Any, x: torch.Tensor, calls: int) -> bool:
 
 def test_graphs_stand_for_calls_of_their_addresses(graphs: FakeDriver) -> None:
     fast = anyshape.compile(two, strict=True)
-    for order in ORDERS[:3]:
+    inputs = [[torch.randn(rows, 7) for rows in (5, 5, 9)] for _ in range(3)]  # no address of one is that of another
+    for order, (x, other, longer) in zip(ORDERS, inputs, strict=False):
         graphs.set(order)
-        x, other, longer = torch.randn(5, 7), torch.randn(5, 7), torch.randn(9, 7)
         assert again(graphs, fast, x, 6)
         issued, launched = graphs.counts["launch"], graphs.counts["launch_graph"]
         assert again(graphs, fast, x, 4)
