@@ -180,7 +180,7 @@ def test_what_cannot_be_computed_again_is_moved(tmp_path):
 
 
 def test_where_nothing_can_be_computed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyshape.compiler.driver.segments", lambda graph, stored: ())
+    monkeypatch.setattr("anyshape.compiler.driver.segments", lambda graph, stored, gathered=(): ())
     module, x = net(count=6), torch.randn(1500, 32)
     run = compiled(module, tmp_path)
     wanted = step(run, module, x)
