@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_dynamic_update_slice
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-import tensorflow as tf
 from anyshape.frontend.importer_tensorflow.replay_rules import RULES
 
 PASSED_ON = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "CheckNumerics")
