@@ -1,4 +1,4 @@
-"""Halves of one rank's graph: the forward, with a tape of what it saves, and the backward that reads it.
+"""Forward and backward partition of one rank's graph: its halves, and the tape of what the forward saves.
 
     step(x, w):  h = f(x, w); l = all_reduce(loss(h)); g = reduce_scatter(backward(h, w)); w <- update(w, g); return l
     -->  forward(x, w)         saves h, loss(h)

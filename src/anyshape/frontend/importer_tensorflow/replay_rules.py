@@ -1,4 +1,5 @@
-"""Rules that write operations of TensorFlow with others, where its converter to StableHLO wants sizes that are numbers.
+"""Legalization rules: they write operations of TensorFlow with others, where its converter to StableHLO wants sizes
+that are numbers.
 
     Conv2D(x, k, strides=2, padding="SAME")   -->   Conv2D(Pad(x, ...), k, strides=2, padding="VALID")
 
