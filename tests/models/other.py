@@ -79,7 +79,7 @@ class Ragged(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         count, width = x.shape
         ends = lengths.cumsum(0)
-        segment = torch.searchsorted(ends, torch.arange(count), right=True).clamp(max=lengths.shape[0] - 1)
+        segment = torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True).clamp(max=lengths.shape[0] - 1)
         angle = torch.arange(count)[:, None] * torch.exp(-torch.arange(width // 2) / width)
         first, second = self.proj(x).chunk(2, -1)
         turned = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)

@@ -61,7 +61,7 @@ class InterpretedKernel:
             triton.runtime.errors.InterpreterError: the text cannot be run.
         """
         alignment = math.gcd(ALIGNED, *addresses)
-        version = self.source.choose(sizes, alignment)
+        version = self.source.choose(sizes, alignment, bool(status))
         self.ran.append(version.title)
         self.launch(version, addresses, sizes, status)
 
@@ -82,7 +82,7 @@ class InterpretedKernel:
             own = (scratch.ctypes.data + 63) // 64 * 64
             given.append(self._value(scratch_address or own, "int8", True))
         self.functions[version.function][(grid,)](
-            *given, **dict(version.constants), INDEX=getattr(self.language, index), GUARDED=bool(status))
+            *given, **dict(version.constants), INDEX=getattr(self.language, index), GUARDED=version.guarded)
 
     def _value(self, number: int, dtype: str, pointer: bool) -> Any:
         """A parameter of a launch."""
