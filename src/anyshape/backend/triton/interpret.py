@@ -5,6 +5,7 @@ the interpreter's numbers are not those of a GPU, it is mended here (`repair`; f
 
 - f32 to bf16 truncates; a GPU rounds to nearest even;
 - the functions of libdevice are missing: they are numpy's, or Python's;
+- a scalar as the bound of a loop, an array of one element, is no number (Triton 3.6 with numpy 2.4);
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
 """
@@ -31,6 +32,7 @@ SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
             "u8": "uint8", "bool": "int1", "bf16": "bfloat16", "f16": "float16"}
 CONVERSION = "_convert_float"  # of the interpreter: bits of one float format to another
+METHODS = "_patch_lang_tensor"  # of the interpreter: gives tensors of triton.language their methods, at each launch
 ONE: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
     "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
@@ -144,6 +146,13 @@ def repair() -> Any:
         return plain(data, source, target, rounding)
 
     setattr(interpreter, CONVERSION, convert)
+    methods = getattr(interpreter, METHODS)
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        methods(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    setattr(interpreter, METHODS, with_index)
     library = toolchain.module("triton.language.extra.libdevice")
     for name, function in (*ONE.items(), *TWO.items(), ("erfinv", _erfinv)):
         setattr(library, name, _by_numpy(function, interpreter, language))
