@@ -26,7 +26,8 @@ from anyshape.runtime.call.unread_status import settle
 from models import ZOO, Case
 from roads import compilation_of
 
-FAKE = os.environ.get("ANYSHAPE_TEST_DEVICE", "cuda:0") == "fake"
+FAKE = os.environ.get("ANYSHAPE_TEST_DEVICE", "cuda:0") in ("fake", "interpreted")
+INTERPRETED = os.environ.get("ANYSHAPE_TEST_DEVICE") == "interpreted"  # with TRITON_INTERPRET=1
 DEVICE = torch.device("cpu" if FAKE else "cuda:0")
 
 pytestmark = [pytest.mark.filterwarnings("ignore"),
@@ -51,6 +52,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     import fake_driver
     monkeypatch.setitem(targets.TARGETS, "fake", fake_device.__name__)
     monkeypatch.setattr(targets, "DEFAULT", "fake")
+    if INTERPRETED:
+        import interpreted_device
+        monkeypatch.setattr(fake_device, "Target", interpreted_device.Target)
     found = fake_driver.FakeDriver()
     found.reads = True
     monkeypatch.setattr(fake_device, "DEVICE", [found])
