@@ -2,12 +2,14 @@
 
     columns of the vector      R x C                        a program
       up to 16384              1024/C rows, C >= columns    persistent: a row's columns are in registers
-      more                     1 row                        looped: its columns in steps of 2048
+      more                     1 row                        looped: its columns in steps of 8192
       nothing spans them       1024 elements                a tile of the rows and columns
     rows of the vector         128 x 16                     a strip of rows that lie side by side
 
-The numbers are for 4 loads of 16 bytes in flight a thread, and for registers: a persistent row of 16384 f32 takes 64
-of a thread's registers at 8 warps.
+A persistent row has 32 elements a thread, with which an H200 came nearest to its copy (softmax and layer norm of
+bfloat16, rows of 1000 and 4096, against 4, 8 and 16 elements). A looped row is read several times, and all but the first
+ought to find it in the L2 cache: so a row has 32 warps, and few rows are begun at a time. Rows that begin anywhere and are
+longer than 2048 are looped from the start, in steps that few lanes of the last one are left over from.
 """
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ from anyshape.sym.expr import Size, ceildiv, coefficient_of, minimum, product, s
 
 ELEMENTS = 1024  # of a tile
 WIDEST = 16384  # columns of a row in registers
-STEP = 2048  # columns of a step of a long row
+STEP = 8192  # columns of a step of a long row
+SHORT_STEP, SHORT = 1024, 16384  # of a row in windows; the longest that takes such steps
+KEPT = 2048  # columns of a row in windows that is in registers
 FOLDED = 4096  # columns whose sums over rows are in registers
 STRIP, ACROSS = 128, 16  # rows and columns of a strip's tile
 WINDOWED = 64  # columns from which on rows that begin anywhere are read in windows
 BUCKETS = 128  # that columns are shared out to by where they scatter
 BUCKETED = 256  # columns whose destinations are looked at together
 SPILLING = 1056  # programs whose row buffers lie in memory
-PER_WARP = 256  # elements
+PER_WARP, PER_PERSISTENT_WARP = 256, 1024  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +109,15 @@ def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
     columns = product(extent for _, extent in program.columns)
     left = tile.columns - (columns + start[1] - 1)
     limit = (columns - WINDOWED, *((left,) if form.columns == TILE or tile.conditions else ()))
-    if any(isinstance(size, int) and size < 0 for size in limit):
+    if any(isinstance(size, int) and size < 0 for size in limit) or (
+            form.columns == TILE and tile.columns > KEPT and not isinstance(columns, int)):
         return []
-    return [dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
-                                conditions=tuple(size for size in limit if not isinstance(size, int)))]
+    found = dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
+                                conditions=tuple(size for size in limit if not isinstance(size, int)))
+    if form.columns != LOOP or isinstance(columns, int):
+        return [found]
+    return [dataclasses.replace(found, name=f"{tile.name}{SHORT_STEP}_window", columns=SHORT_STEP,
+                                conditions=(*found.conditions, SHORT - columns)), found]
 
 
 def _buckets(program: LoopProgram, form: Form, rows: int) -> list[_Tile]:
@@ -181,8 +190,9 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
         grid = minimum(grid, form.scratch)
         scratch = grid * tile.rows * sum((one.count * 8 for one in program.scratch), 0)
     elements = tile.rows * (1 if form.buckets else tile.columns)
-    most = 8 if form.columns == LOOP else 16
-    warps = max(1, min(most, 1 << (max(elements // PER_WARP, 1).bit_length() - 1)))
+    most = 32 if tile.columns == STEP and form.columns == LOOP else 8 if form.columns == LOOP else 16
+    share = PER_PERSISTENT_WARP if form.columns == TILE and split is None else PER_WARP
+    warps = max(1, min(most, 1 << (max(elements // share, 1).bit_length() - 1)))
     return KernelVersion(tile.name, function, tile.conditions, (("R", tile.rows), ("C", tile.columns)), grid,
                          4 if form.columns == GRID else warps, scratch=scratch, window=window)
 

@@ -113,8 +113,9 @@ def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """The operator draws a mask, and multiplies twice. The mask is drawn as it draws it; the products fuse, and what
-    they give is computed again from the mask, of a byte an element, where that is cheaper than keeping it."""
-    if not x.dtype.is_floating_point or train is False:
+    they give is computed again from the mask, of a byte an element, where that is cheaper than keeping it. A GPU's
+    operator draws other numbers than any other operator does, so there it stays one."""
+    if not x.dtype.is_floating_point or train is False or x.device.type != "cpu":
         return NotImplemented
     kept = 1.0 - p
     mask = drawn_in_memory_order(aten.empty_like(x, dtype=torch.bool), kept)

@@ -126,6 +126,9 @@ def is_literal(operand: Any) -> bool:
     return not isinstance(operand, Value)
 
 
+CREATED = frozenset(("full", "iota"))  # rows without an operand, whose results are where they are asked for
+
+
 class Translator:
     """The state of one walk over a graph, as translations see it.
 
@@ -134,6 +137,7 @@ class Translator:
         place of results that are not made).
     node: the traced node, for what only the trace knows (strides).
     floats: names of rank-0 values that stand for Python floats; they do not take part in promotion as tensors do.
+    device: of the graph's tensors, as PyTorch calls it: what is made from numbers is there too.
     """
 
     def __init__(self, builder: Builder, sizes: SymIntImporter, target: Target) -> None:
@@ -143,6 +147,7 @@ class Translator:
         self.result: Any = None
         self.node: Node | None = None
         self.floats: set[str] = set()
+        self.device = "cpu"
 
     @property
     def out(self) -> TensorType:
@@ -151,6 +156,8 @@ class Translator:
 
     def op(self, name: str, *inputs: Operand, **attrs: Attr) -> Value:
         """Append an equation with one result."""
+        if self.device != "cpu" and name in CREATED:
+            attrs.setdefault("device", self.device)
         return self.builder.op(name, *inputs, **attrs)  # type: ignore[arg-type]
 
     def cast(self, x: Any, dtype: str) -> Any:

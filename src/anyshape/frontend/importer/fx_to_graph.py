@@ -228,7 +228,7 @@ class _Walk(Inputs):
         elif isinstance(value, (tuple, list)):
             self.t.result = tuple(self.trace.dense(v, node) if isinstance(v, torch.Tensor) else None for v in value)
         elif value is None or isinstance(value, (torch.SymFloat, torch.SymBool, bool, float)):
-            self.t.result = TensorType("f64", ())
+            self.t.result = TensorType("f64", (), None, self.t.device)
         else:
             raise self.trace.unsupported(node, f"a result of type {type(value).__name__}")
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from anyshape.backend.interface import Target
 from anyshape.frontend.aten.table import Translator
-from anyshape.frontend.symbols.node_metadata import Trace
+from anyshape.frontend.symbols.node_metadata import Trace, devices_of
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import UNUSED, Operand, Value
@@ -64,6 +64,7 @@ class Inputs:
         self.builder = Builder(name)
         self.sizes = sizes
         self.t = Translator(self.builder, sizes, target)
+        self.t.device = next(iter(devices_of(gm)), "cpu")
         self.notes = Notes()
         self.env: dict[Node, Any] = {}
         self.trace = Trace(sizes)
@@ -106,7 +107,7 @@ class Inputs:
         position = len(self.builder.inputs)
         if isinstance(value, (torch.SymFloat, float)):
             self.notes.float_inputs += (position,)
-            result = self.builder.input(_clean(node.name), TensorType("f64", ()))
+            result = self.builder.input(_clean(node.name), TensorType("f64", (), None, self.t.device))
             self.t.floats.add(result.name)
             return result
         if value is None or isinstance(value, (bool, int)):
@@ -142,7 +143,8 @@ class Inputs:
                 self.restored[index] = self.builder.input(self._size_name(symbol), SizeType())
                 self.env[node] = self.sizes.size(value)
             elif isinstance(value, torch.SymFloat):
-                self.env[node] = self.restored[index] = self.builder.input(_clean(node.name), TensorType("f64", ()))
+                self.env[node] = self.restored[index] = self.builder.input(
+                    _clean(node.name), TensorType("f64", (), None, self.t.device))
                 self.t.floats.add(self.restored[index].name)
             else:
                 raise self.trace.unsupported(node, f"a saved value of type {type(value).__name__}")

@@ -1,16 +1,13 @@
 """The device of a captured graph: the target that its program is compiled for is chosen by where its tensors are."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import torch
 from torch.fx import GraphModule
 
 from anyshape.backend.interface import Target
 from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import DeviceError, Unsupported
+from anyshape.frontend.symbols.node_metadata import devices_of
 
 
 def target_for(gm: GraphModule, config: Config) -> Target:
@@ -19,20 +16,15 @@ def target_for(gm: GraphModule, config: Config) -> Target:
     Raises:
         Unsupported: its tensors are on several devices, or on one that cannot be used; PyTorch runs it.
     """
-    devices = sorted({str(one.device) for node in gm.graph.nodes for one in _tensors(node.meta.get("val"))})
+    first = devices_of(gm)
+    devices = sorted(first)
     if len(devices) > 1:
+        named = ", ".join(f"{first[device].name} ({first[device].target}) on {device}" for device in devices)
         raise Unsupported(f"the graph is on several devices: {', '.join(devices)}",
-                          why="a program runs on one device, with numbers and sizes on the host",
+                          why=f"a program runs on one device, with numbers and sizes on the host; there are {named}",
                           do="move its tensors to one of them")
     try:
         return target_of(config, devices[0] if devices else "")
     except DeviceError as error:
         raise Unsupported(error.what, why=error.why, do=error.do) from error
 
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _tensors(one)

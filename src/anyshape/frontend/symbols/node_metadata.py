@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.symbols.symint import SymIntImporter
@@ -159,3 +159,20 @@ def _used_symbols(graph: Graph) -> set[str]:
         if isinstance(returned, Expr):
             found |= symbols_of(returned)
     return found
+
+
+def devices_of(gm: GraphModule) -> dict[str, Node]:
+    """The devices of a graph's tensors, as PyTorch calls them, each with the first node that is there; in order."""
+    found: dict[str, Node] = {}
+    for node in gm.graph.nodes:
+        for one in _tensors(node.meta.get("val")):
+            found.setdefault(str(one.device), node)
+    return found
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _tensors(one)

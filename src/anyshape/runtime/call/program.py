@@ -296,7 +296,7 @@ class Program:
     def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
         """A Python number where the program has a scalar tensor becomes one."""
         if isinstance(kind, TensorType) and not kind.shape and isinstance(argument, (bool, int, float)):
-            return self.driver.scalar(argument, kind.dtype)
+            return self.driver.scalar(argument, kind.dtype, kind.device)
         return argument
 
     def _fit(self, record: Specialization, inputs: tuple[Any, ...], known: bool

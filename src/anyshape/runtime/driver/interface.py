@@ -68,7 +68,7 @@ class Driver(Protocol):
     def refused(self, value: Any, plan: Plan, position: int) -> InputError | None:
         """The error for an array that no program takes; None where programs do."""
 
-    def scalar(self, value: bool | int | float, dtype: str) -> Any:
+    def scalar(self, value: bool | int | float, dtype: str, device: str = "cpu") -> Any:
         """An array without dims."""
 
     def plain(self, value: Any) -> Any:

@@ -87,7 +87,7 @@ class NumpyDriver:
         """See `Driver`."""
         return None
 
-    def scalar(self, value: bool | int | float, dtype: str) -> np.ndarray[Any, Any]:
+    def scalar(self, value: bool | int | float, dtype: str, device: str = "cpu") -> np.ndarray[Any, Any]:
         """See `Driver`."""
         return np.asarray(value, NUMPY_DTYPES[dtype])
 

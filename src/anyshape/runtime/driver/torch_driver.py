@@ -64,9 +64,9 @@ class TorchDriver:
         """See `Driver`."""
         return refused(value, plan, position)
 
-    def scalar(self, value: bool | int | float, dtype: str) -> torch.Tensor:
+    def scalar(self, value: bool | int | float, dtype: str, device: str = "cpu") -> torch.Tensor:
         """See `Driver`."""
-        return torch.tensor(value, dtype=TORCH_DTYPES[dtype])
+        return torch.tensor(value, dtype=TORCH_DTYPES[dtype], device=device)
 
     def plain(self, value: torch.Tensor) -> torch.Tensor:
         """See `Driver`."""

@@ -48,7 +48,7 @@ class DeviceBlock(Block):
 
     def follow(self, stream: int) -> None:
         """Another stream uses it from now on, behind the work so far of the one that used it last."""
-        if stream != self.stream:
+        if stream != self.stream and self.bytes:
             self.streams.wait(stream, self.streams.mark(self.stream))
             self.move(stream)
 
@@ -59,6 +59,7 @@ class StreamPool(Pool):
     def __init__(self, streams: Streams) -> None:
         super().__init__()
         self.streams = streams
+        self.empty: Block = DeviceBlock(0, streams, streams.current())
 
     def take(self, bytes_: int) -> Block:
         """A block of at least `bytes_` bytes, for work on the current stream.
@@ -84,7 +85,7 @@ class StreamPool(Pool):
 
     def give(self, block: Block) -> None:
         """Gives a block back, when the work that uses it is issued."""
-        if isinstance(block, DeviceBlock):
+        if isinstance(block, DeviceBlock) and block is not self.empty:
             block.mark = self.streams.mark(block.stream)
             self.free.append(block)
 

@@ -123,23 +123,35 @@ def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
     return gradient
 
 
-def _with_aligned_bias(place: int) -> Callable[[Any], Callable[..., Any]]:
-    """Attention on a device, whose kernels want rows of the bias at multiples of 16 elements: PyTorch's own call of them
-    sees to that, and a program lays its values out without gaps. place: of the bias among the operands."""
-    def guard(target: Any) -> Callable[..., Any]:
-        def call(*given: Any, **keywords: Any) -> Any:
-            bias = given[place]
-            if bias is not None and any(step % BIAS_STEP for step in bias.stride()[:-1]):
-                given = (*given[:place], _padded(bias), *given[place + 1:])
-            return target(*given, **keywords)
+def _device_attention(target: Any) -> Callable[..., Any]:
+    """Attention with a bias on a device. Its kernels want the bias's rows at multiples of 16 elements, which PyTorch's
+    own call of them sees to. On NVIDIA's they return where the generator stood as two numbers on the host; values of a
+    program are on its device."""
+    def call(query: Any, key: Any, value: Any, bias: Any, sums: bool, dropout: float = 0.0, *rest: Any,
+             **keywords: Any) -> Any:
+        *found, seed, offset = target(query, key, value, _padded(bias), sums, dropout, *rest, **keywords)
+        if dropout:
+            return (*found, seed.to(query.device), offset.to(query.device))
+        return (*found, *(torch.empty((), dtype=one.dtype, device=query.device) for one in (seed, offset)))
 
-        return call
-
-    return guard
+    return call
 
 
-def _padded(bias: torch.Tensor) -> torch.Tensor:
+def _device_attention_backward(target: Any) -> Callable[..., Any]:
+    """See `_device_attention`. The generator's numbers are read only where there was a dropout: that waits for them."""
+    def call(gradient: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, sums: Any, seed: Any, offset: Any,
+             dropout: float, *rest: Any, **keywords: Any) -> Any:
+        if torch.version.hip is None:
+            seed, offset = (one.cpu() if dropout else torch.zeros((), dtype=one.dtype) for one in (seed, offset))
+        return target(gradient, query, key, value, _padded(bias), out, sums, seed, offset, dropout, *rest, **keywords)
+
+    return call
+
+
+def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
     """The same values, whose last dim lies in memory in a multiple of `BIAS_STEP` elements; repeated dims stay so."""
+    if bias is None or not any(step % BIAS_STEP for step in bias.stride()[:-1]):
+        return bias
     length = bias.shape[-1]
     once = bias
     for d in range(bias.dim() - 1):
@@ -177,8 +189,8 @@ _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "aten.convolution_backward.default": guarded_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
-    "aten._scaled_dot_product_efficient_attention.default": _with_aligned_bias(3),
-    "aten._scaled_dot_product_efficient_attention_backward.default": _with_aligned_bias(4),
+    "aten._scaled_dot_product_efficient_attention.default": _device_attention,
+    "aten._scaled_dot_product_efficient_attention_backward.default": _device_attention_backward,
     **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},
 }
 
@@ -239,7 +251,8 @@ def call_extern(target: str, template: Attr, operands: Sequence[Any]) -> Any:
 
 def results_of(returned: Any, count: int) -> tuple[Any, ...]:
     """What an operator returned as `count` results. Where it returned more than `count` entries, the entries that
-    are None (gradients that were not asked for) stand for no result.
+    are None (gradients that were not asked for), and then those that are no tensors (the longest sequence that an
+    attention met), stand for no result.
 
     Raises:
         VerifyError: the number does not fit.
@@ -247,6 +260,8 @@ def results_of(returned: Any, count: int) -> tuple[Any, ...]:
     found = tuple(returned) if isinstance(returned, (tuple, list)) else () if returned is None else (returned,)
     if len(found) != count:
         found = tuple(item for item in found if item is not None)
+    if len(found) != count:
+        found = tuple(item for item in found if isinstance(item, torch.Tensor))
     if len(found) != count:
         raise VerifyError(f"an operator returned {len(found)} results, {count} were declared")
     return found
