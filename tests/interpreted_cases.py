@@ -132,6 +132,16 @@ def test_products_with_an_epilogue(text: str, dtype: str) -> None:
     assert any("/16" in name for name in device.ran)
 
 
+def test_a_product_in_registers_is_rounded_as_in_memory() -> None:
+    """1 + 2**-9 is 1 in bfloat16, of which the epilogue leaves 0."""
+    fused = texts.program(texts.RELU)
+    memory = memory_of(fused, [1, 1, 2])
+    for array, numbers in zip(memory.arrays(), ([1, 2.0**-9], [1, 1], [-1], [5]), strict=True):
+        array[:len(numbers)] = np.array(numbers, np.float32).view(np.uint32) >> 16
+    InterpretedKernel(read(emit(fused))).run(memory.addresses(), [1, 1, 2])
+    assert memory.arrays()[3][0] == 0
+
+
 def as_f32(array: np.ndarray, dtype: str) -> np.ndarray:
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array.astype(np.float32)
 

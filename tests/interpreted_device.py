@@ -205,3 +205,4 @@ def test_products_with_an_epilogue(fake: FakeDriver, make: Callable[[], torch.nn
     plan = fast.programs[0].executable.plan
     assert sum(isinstance(step, LibraryStep) for step in plan.steps) == products
     assert {title.split()[0] for title in titles(fast)} >= {"product64x64", "product128x128"}
+    assert "product128x128" in str(fast.explain())

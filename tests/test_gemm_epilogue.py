@@ -117,6 +117,12 @@ OTHERS = {
     "the result is returned": (changed(PLAN, {
         "steps 0-1  arena": "steps 0-2  output 1", "out     y": "out     y, h"}), KERNEL),
     "it is read at other places": (PLAN, KERNEL.replace("load p0[512*i0 + i1]", "load p0[511 - i1 + 512*i0]")),
+    "another step reads it": (changed(PLAN, {
+        "steps 0-1  arena": "steps 0-2  arena", "steps 1-2  output 0": "steps 1-3  output 0",
+        "b: bf16[512]  1024 bytes  steps 0-1": "b: bf16[512]  1024 bytes  steps 0-2",
+        "g: bf16[n, 512]  1024*n bytes  steps 0-1": "g: bf16[n, 512]  1024*n bytes  steps 0-2",
+        "  0  matmul": "  buffer  z: bf16[n, 512]  1024*n bytes  steps 2-3  output 1\n  0  matmul",
+        "  out     y": "  2  kernel k(h, b, g, &z; n)\n  out     y, z"}), KERNEL),
     "it is read twice, by two names": (changed(PLAN, {
         "(h, b, g, &y": "(h, b, h, &y", "g: bf16[n, 512]  1024*n bytes  steps 0-1":
         "g: bf16[n, 512]  1024*n bytes  steps 0-0"}), KERNEL),
