@@ -174,6 +174,17 @@ class Gated(torch.nn.Module):
         return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class Linear(torch.nn.Module):
+    """A product with an addend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(24, 40, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x))
+
+
 class Biased(torch.nn.Module):
     """A product, a bias along its columns, and the operand of the product again."""
 
@@ -186,7 +197,7 @@ class Biased(torch.nn.Module):
         return torch.relu(y @ self.weight + self.bias) + y
 
 
-@pytest.mark.parametrize(("make", "products"), [(Gated, 2), (Biased, 0)])
+@pytest.mark.parametrize(("make", "products"), [(Gated, 2), (Linear, 0), (Biased, 0)])
 def test_products_with_an_epilogue(fake: FakeDriver, make: Callable[[], torch.nn.Module], products: int,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan has a product of the library's less, and the numbers of PyTorch at any size."""

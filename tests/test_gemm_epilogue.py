@@ -3,6 +3,7 @@ is not."""
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -98,6 +99,17 @@ def test_sizes_of_a_product_become_those_of_the_kernel() -> None:
         "w: bf16[512, 64]  65536": "w: bf16[512, k]  1024*k",
         "bf16[64, 512] strides [1, 64]": "bf16[k, 512] strides [1, k]"}))
     assert "p0[n1; 1] @ p4[1; n1] over n1" in text and "; n0, n1)" in text
+
+
+def test_an_addend_comes_before_the_rounding() -> None:
+    plan, text = fused(changed(PLAN, {
+        "matmul(x, w: bf16[64, 512] strides [1, 64])":
+        "matmul_add(x, w: bf16[64, 512] strides [1, 64], b: bf16[n, 512] strides [0, 1] | alpha=1.0, beta=1.0)"}))
+    (step,) = plan.steps
+    assert isinstance(step, KernelStep) and [window.buffer for window in step.params] == ["x", "b", "g", "y", "w", "b"]
+    assert "product t0: f32 = p0[64; 1] @ p4[1; 64] over 64" in text
+    assert re.search(r"r5: f32 = load t0.*\n *r6: f32 = load p5\[i1\]\n *r7: f32 = add r5, r6\n *r0: f32 = to_bf16 r7\n",
+                     text)
 
 
 def test_what_pays() -> None:

@@ -8,6 +8,8 @@ after fuse_epilogues:
     0  kernel k1(x, bias, &y, w; n)                         k1: product t0: bf16 = p0[64; 1] @ p3[1; 64] over 64
                                                                   r0: f32 = load t0[512*i0 + i1] ...
 
+An addend (`matmul_add`) becomes a part of the kernel, too, before the sum is rounded.
+
 What is saved: a pass that writes the result, and one that reads it. What it costs: the target's own product in place of
 a library's, which knows the machine better. With bytes and operations a second, of an element of the result
 
@@ -25,15 +27,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from anyshape.ir.graph import Attr
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.directives import Product, Vectorize
-from anyshape.kernel.loop_ir.program import LoopProgram, Param, Stage
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.loop_ir.show import content_name
 from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Regime, step_writes, touched
 from anyshape.plan.memory.mutation_copy_elision import permuted, without
 from anyshape.sym.expr import Size, product, substitute, symbol, symbols_of
 
+PLAIN = (("alpha", 1.0), ("beta", 1.0))  # attributes of a product with an addend that is not scaled
 DTYPES = ("bf16", "f16")  # that tensor cores multiply without further rounding
 SPANNING = ("reduce", "scan", "scatter", "fold", "check")
 RESULT = "t0"  # the product in the kernel that computes it
@@ -85,7 +89,9 @@ def fuse_epilogues(plan: Plan, programs: Programs, hardware: HardwareParams) -> 
 def _pays(step: LibraryStep, plan: Plan, hardware: HardwareParams) -> bool:
     """See the head of this file; sizes are those of the first call."""
     windows = (*step.inputs, *step.outputs)
-    if (step.op != "matmul" or step.attrs not in ((), (("rounded", step.dtype),)) or step.dtype not in DTYPES
+    known: dict[str, tuple[tuple[tuple[str, Attr], ...], ...]] = {
+        "matmul": ((), (("rounded", step.dtype),)), "matmul_add": ((), PLAIN)}
+    if (step.attrs not in known.get(step.op, ()) or step.dtype not in DTYPES
             or any(window.type.dtype != step.dtype or len(window.type.shape) != 2 for window in windows)):
         return False
     made = step.outputs[0].type
@@ -104,36 +110,66 @@ def _fused(kernel: KernelStep, place: int, made: LibraryStep, programs: Programs
         return None
     if window.offset != 0 or window.type.layout() != window.type.dense().layout():
         return None
-    left, right = made.inputs
+    left, right, *addends = made.inputs
+    if any(addend.type.shape != result.shape for addend in addends):
+        return None
     sizes = _Sizes(programs[regime.kernel], regime.sizes)
     epilogue = _pointwise(programs[regime.kernel], sizes, result.shape)
     if epilogue is None:
         return None
     first, second = epilogue.params[place].name, f"p{len(epilogue.params)}"
+    added = [f"p{len(epilogue.params) + 1 + k}" for k in range(len(addends))]
     body = [dataclasses.replace(one, buffer=RESULT) if one.buffer == first else one
             for one in epilogue.stages[0].instructions]
-    loops = (*epilogue.rows, *epilogue.columns)
-    point: Size = 0
-    for variable, extent in loops:
-        point = point * extent + symbol(variable)
+    row, column, point = (_number(loops) for loops in (
+        epilogue.rows, epilogue.columns, (*epilogue.rows, *epilogue.columns)))
     if any(one.buffer == RESULT and (one.op != "load" or one.args or one.offset != point) for one in body) or any(
-            param.name in (RESULT, second) for param in epilogue.params):
+            param.name in (RESULT, second, *added) for param in epilogue.params):
         return None
+    for name, addend in zip(added, addends, strict=True):
+        steps = [sizes.inside(size) for size in addend.type.layout()]
+        body = _with_addend(body, name, row * steps[0] + column * steps[1], result.dtype)
     down, along, under, beside = (sizes.inside(size) for size in (*left.type.layout(), *right.type.layout()))
-    multiplied = Product(RESULT, result.dtype, first, second, sizes.inside(left.type.shape[1]),
+    multiplied = Product(RESULT, "f32" if added else result.dtype, first, second, sizes.inside(left.type.shape[1]),
                          (down, along, under, beside))
     params = [dataclasses.replace(param, role="in") if param.name == first else param for param in epilogue.params]
     program = dataclasses.replace(
-        epilogue, params=(*params, Param(second, result.dtype, "in")), stages=(Stage("column", tuple(body)),),
+        epilogue, params=(*params, *(Param(name, result.dtype, "in") for name in (second, *added))),
+        stages=(Stage("column", tuple(body)),),
         schedule=(*epilogue.schedule, multiplied), sizes=sizes.names)
     program = dataclasses.replace(program, name=content_name(program))
-    operands = {left.buffer, right.buffer}
+    operands = {window.buffer for window in made.inputs}
     windows = [left if k == place else one for k, one in enumerate(kernel.params)]
     where = "; ".join(filter(None, dict.fromkeys((made.where, kernel.where))))
     return dataclasses.replace(
-        kernel, regimes=(Regime(program.name, (), sizes.stand_for),), params=(*windows, right), where=where, along=(),
+        kernel, regimes=(Regime(program.name, (), sizes.stand_for),), params=(*windows, right, *addends), where=where,
+        along=(),
         # operands are read to the end
         reuse=tuple(pair for pair in kernel.reuse if windows[pair[0]].buffer not in operands)), program
+
+
+def _number(loops: tuple[tuple[str, Size], ...]) -> Size:
+    """The number of a point of loops, in row-major order."""
+    found: Size = 0
+    for variable, extent in loops:
+        found = found * extent + symbol(variable)
+    return found
+
+
+def _with_addend(body: list[Instruction], name: str, offset: Size, dtype: str) -> list[Instruction]:
+    """The instructions with an addend on the product, before it is rounded."""
+    found: list[Instruction] = []
+    free = 1 + max(one.result for one in body)
+    for one in body:
+        if one.buffer == RESULT:
+            found += [dataclasses.replace(one, result=free),
+                      Instruction(free + 1, "load", buffer=name, offset=offset),
+                      Instruction(free + 2, "add", (free, free + 1)),
+                      Instruction(one.result, f"to_{dtype}", (free + 2,))]
+            free += 3
+        else:
+            found.append(one)
+    return found
 
 
 class _Sizes:

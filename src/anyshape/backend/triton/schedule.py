@@ -76,8 +76,9 @@ def _product(program: LoopProgram, multiplied: Product) -> str:
     """The text of a kernel that computes a product and reads it."""
     rows, columns = (product(extent for _, extent in loops) for loops in (program.rows, program.columns))
     name = f"{program.name}_product"
+    terms = INNER[next(param.dtype for param in program.params if param.name == multiplied.left)]
     versions = [KernelVersion(f"product{down}x{across}", name, (down - rows,) if few else (),
-                              (("R", down), ("C", across), ("K", INNER[multiplied.dtype])),
+                              (("R", down), ("C", across), ("K", terms)),
                               ceildiv(rows, down) * ceildiv(columns, across), warps)
                 for down, across, warps, few in PRODUCTS]
     versions = [one for one in versions if not any(isinstance(size, int) and size < 0 for size in one.conditions)]

@@ -129,7 +129,8 @@ class Product:
     """The buffer `name` is not in memory: it is the product of the params `left` and `right`, a matrix of all rows by
     all columns, which the code of the kernel computes in tiles and reads in registers (epilogue fusion). Element
     [m, n] is the sum over `inner` values of k of left[m*strides[0] + k*strides[1]] * right[k*strides[2] +
-    n*strides[3]], accumulated in f32 and rounded to `dtype`. All strides are in elements. It is loaded at the point's
+    n*strides[3]], accumulated in f32 and rounded to `dtype`: that of the operands, or f32 where something is added
+    before the sum is rounded. All strides are in elements. It is loaded at the point's
     own place only, in row-major order; there are only column stages, and nothing in them spans columns."""
 
     name: str

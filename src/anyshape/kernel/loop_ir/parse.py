@@ -143,10 +143,12 @@ class _Reader:
         return None
 
     def product(self, product: Product) -> None:
-        """A product's result is a buffer, its operands are params of the dtype that it has."""
+        """A product's result is a buffer, its operands are params of one dtype, which is that of the result, or the
+        result is not rounded."""
         for name in (product.left, product.right):
-            if self.buffers.get(name) != (product.dtype, "in"):
-                self.fail(f"{name} is no operand", f"multiply params of {product.dtype} that are read only")
+            dtype, role = self.buffers.get(name, ("", ""))
+            if role != "in" or product.dtype not in (dtype, "f32") or dtype != self.buffers[product.left][0]:
+                self.fail(f"{name} is no operand", "multiply params of one dtype that are read only")
         for size in (product.inner, *product.strides):
             self.size(str(size), self.sizes, offset=False)
         self.buffer(product.name, product.dtype, "in")

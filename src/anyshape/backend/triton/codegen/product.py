@@ -75,7 +75,8 @@ class ProductPrinter(Printer):
                  f"mask=(right < {inner}) & cmask, other=0.0)")
         self.put('total = tl.dot(a, b, total, input_precision="ieee")')
         self.depth -= 1
-        self.put(f"total = total.to({TYPES[multiplied.dtype]}).to(tl.float32)")
+        if multiplied.dtype != "f32":
+            self.put(f"total = total.to({TYPES[multiplied.dtype]}).to(tl.float32)")
 
     def _load(self, one: Instruction) -> None:
         if one.buffer != self.product.name:
