@@ -35,17 +35,26 @@ class HostKernel:
         self.sizes = tuple(program.sizes)
         self.kernel = kernel
         self.params = len(program.params)
+        self.driver = driver
         kinds = (*[POINTER] * self.params, STATUS, *[I64] * len(self.sizes), NULL, NULL)
-        image = driver.register(self.name, self.body, kinds)
-        self.code = DeviceKernel(self.name, self.name, VERSION, kinds, 128, 0, "fake", True, image, "")
+        self.made = [self._code(kinds, False), self._code(kinds, True)]
 
-    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ()) -> Sequence[DeviceKernel]:
-        return [self.code]
+    def _code(self, kinds: tuple[str, ...], guarded: bool) -> DeviceKernel:
+        entry = f"{self.name}_guarded" if guarded else self.name
+        image = self.driver.register(entry, self.guarded if guarded else self.body, kinds)
+        version = dataclasses.replace(VERSION, guarded=guarded)
+        return DeviceKernel(self.name, entry, version, kinds, 128, 0, "fake", image, "")
+
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int], guarded: bool) -> Sequence[DeviceKernel]:
+        return [self.made[guarded]]
+
+    def guarded(self, grid: tuple[int, int, int], values: list[int]) -> None:
+        status = values[self.params]
+        assert status, f"{self.name} reads a status that the run has not"
+        if ctypes.c_int64.from_address(status).value == 0:
+            self.body(grid, values)
 
     def body(self, grid: tuple[int, int, int], values: list[int]) -> None:
-        status = values[self.params]
-        if status and ctypes.c_int64.from_address(status).value:
-            return
         words = [*values[:self.params], *values[self.params + 1:-2]]
         block = (ctypes.c_int64 * len(words))(*words)
         address = ctypes.addressof(block)

@@ -16,7 +16,6 @@ from anyshape.backend.triton.compile import parameters
 from anyshape.backend.triton.gpu import hardware_of
 from anyshape.backend.triton.interpret import InterpretedKernel
 from anyshape.backend.triton.kernel import POINTER, SCRATCH, STATUS, DeviceKernel, KernelVersion
-from anyshape.backend.triton.launch import ALIGNMENTS
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.text import read
 from anyshape.base.errors import IndexRangeError
@@ -41,8 +40,8 @@ class Launched:
         self.kernel, self.fake = kernel, fake
         self.made: dict[KernelVersion, DeviceKernel] = {}
 
-    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> list[DeviceKernel]:
-        chosen = dict.fromkeys(self.kernel.source.choose(sizes, alignment) for alignment in alignments)
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int], guarded: bool) -> list[DeviceKernel]:
+        chosen = dict.fromkeys(self.kernel.source.choose(sizes, alignment, guarded) for alignment in alignments)
         return [self.code(version) for version in chosen]
 
     def code(self, version: KernelVersion) -> DeviceKernel:
@@ -50,7 +49,7 @@ class Launched:
             kinds = parameters(self.kernel.source, version)
             name = f"{self.name}.{len(self.made)}"
             image = self.fake.register(name, self.body(version, kinds), kinds)
-            self.made[version] = DeviceKernel(self.name, name, version, kinds, 32 * version.warps, 0, "fake", True,
+            self.made[version] = DeviceKernel(self.name, name, version, kinds, 32 * version.warps, 0, "fake",
                                               image, "")
         return self.made[version]
 

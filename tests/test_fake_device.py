@@ -313,7 +313,7 @@ class Refusing:
         return found
 
     @staticmethod
-    def codes(sizes: Any, alignments: Any) -> Any:
+    def codes(sizes: Any, alignments: Any, guarded: bool) -> Any:
         raise DeviceError("Triton does not compile kernel k for fake", why="it has bad luck", do="wait for better")
 
 

@@ -108,8 +108,8 @@ def test_an_addend_comes_before_the_rounding() -> None:
     (step,) = plan.steps
     assert isinstance(step, KernelStep) and [window.buffer for window in step.params] == ["x", "b", "g", "y", "w", "b"]
     assert "product t0: f32 = p0[64; 1] @ p4[1; 64] over 64" in text
-    assert re.search(r"r5: f32 = load t0.*\n.*r6: f32 = load p5\[i1\]\n.*r7: f32 = add r5, r6\n.*r0: f32 = to_bf16 r7\n",
-                     text)
+    assert re.search(
+        r"r5: f32 = load t0.*\n.*r6: f32 = load p5\[i1\]\n.*r7: f32 = add r5, r6\n.*r0: f32 = to_bf16 r7\n", text)
 
 
 def test_what_pays() -> None:

@@ -42,7 +42,7 @@ def loss_of(outputs: list[Tensor]) -> Tensor:
     """A scalar in which every element counts differently."""
     parts = []
     for value in outputs:
-        weights = (torch.arange(value.numel()) % 11 - 4).reshape(value.shape).to(value.dtype) / 8
+        weights = (torch.arange(value.numel(), device=value.device) % 11 - 4).reshape(value.shape).to(value.dtype) / 8
         parts.append((value * weights).sum() / max(value.numel(), 1) ** 0.5)
     return sum(parts[1:], parts[0])
 

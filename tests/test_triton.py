@@ -162,7 +162,7 @@ def program(text: str) -> LoopProgram:
 def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alignment: int = ALIGNED,
              guarded: bool = False) -> DeviceKernel:
     """A version without a cache."""
-    kernel, = Compiler(architecture, guarded=guarded).compile([(source, source.choose(sizes, alignment))])
+    kernel, = Compiler(architecture).compile([(source, source.choose(sizes, alignment, guarded))])
     return kernel
 
 
@@ -252,11 +252,11 @@ def test_machine_code_is_kept() -> None:
     source, cache = read(emit(program(BIAS))), Cache()
     version = source.choose([64])
     first, = Compiler("sm_90", cache).compile([(source, version)])  # type: ignore[arg-type]
-    assert list(cache) == [object_key(source, version, "sm_90", False)]
+    assert list(cache) == [object_key(source, version, "sm_90")]
     again, = Compiler("sm_90", cache).compile([(source, version)])  # type: ignore[arg-type]
     assert (again.image, again.parameters, again.threads, again.shared) == (
         first.image, first.parameters, first.threads, first.shared)
-    assert object_key(source, version, "sm_90", True) not in cache
+    assert object_key(source, version, "sm_90") not in cache
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ class GatheredExperts(nn.Module):
         chances, choice = self.router(x).softmax(-1).topk(2, dim=-1)
         own = self.up[choice]  # [b, t, 2, width, width]
         hidden = torch.matmul(x[..., None, None, :], own).squeeze(-2)
-        load = torch.zeros(ids.shape[0], 4, dtype=x.dtype).scatter_add(1, choice.flatten(1), chances.flatten(1))
+        load = x.new_zeros(ids.shape[0], 4).scatter_add(1, choice.flatten(1), chances.flatten(1))
         return x + (F.gelu(hidden) * chances[..., None]).sum(-2) + load.sum() * 0.01
 
 

@@ -22,7 +22,7 @@ class Conformer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         batch, time, width = x.shape
-        real = torch.arange(time)[None, :] < lengths[:, None]
+        real = torch.arange(time, device=x.device)[None, :] < lengths[:, None]
         x = x + 0.5 * self.mlp(self.norms[0](x))
         q, k, v = self.qkv(self.norms[1](x)).view(batch, time, 3, 3, width // 3).permute(2, 0, 3, 1, 4)
         scores = q @ k.transpose(-1, -2) / (width // 3) ** 0.5
@@ -79,8 +79,10 @@ class Ragged(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         count, width = x.shape
         ends = lengths.cumsum(0)
-        segment = torch.searchsorted(ends, torch.arange(count), right=True).clamp(max=lengths.shape[0] - 1)
-        angle = torch.arange(count)[:, None] * torch.exp(-torch.arange(width // 2) / width)
+        places = torch.arange(count, device=x.device)
+        segment = torch.searchsorted(ends, places, right=True).clamp(max=lengths.shape[0] - 1)
+        angle = torch.arange(count, device=x.device)[:, None] * torch.exp(
+            -torch.arange(width // 2, device=x.device) / width)
         first, second = self.proj(x).chunk(2, -1)
         turned = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
         total = x.new_zeros(lengths.shape[0], width).index_add(0, segment, turned.to(x.dtype))

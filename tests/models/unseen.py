@@ -24,13 +24,13 @@ class GraphAttention(nn.Module):
         z = self.linear(x).view(count, self.heads, 4)
         source, target = edges[0], edges[1]
         score = F.leaky_relu((z * self.source).sum(-1)[source] + (z * self.target).sum(-1)[target], 0.2)
-        top = torch.full((count, self.heads), -1e9).scatter_reduce(
+        top = torch.full((count, self.heads), -1e9, device=x.device).scatter_reduce(
             0, target[:, None].expand(-1, self.heads), score, "amax")
         weight = (score - top[target]).exp()
-        total = torch.zeros(count, self.heads).index_add(0, target, weight)
+        total = x.new_zeros(count, self.heads).index_add(0, target, weight)
         share = (weight / total[target].clamp(min=1e-9))[..., None]
-        mixed = torch.zeros(count, self.heads, 4).index_add(0, target, share * z[source])
-        degree = torch.zeros(count).scatter_add(0, target, torch.ones(edges.shape[1]))
+        mixed = x.new_zeros(count, self.heads, 4).index_add(0, target, share * z[source])
+        degree = x.new_zeros(count).scatter_add(0, target, x.new_ones(edges.shape[1]))
         return self.out(mixed.flatten(1)) + degree[:, None].log1p()
 
 
@@ -50,7 +50,7 @@ class GatedMixer(nn.Module):
         y = F.glu(self.gate(self.norm(x)), -1).transpose(1, 2)
         y = F.silu(self.causal(F.pad(y, (3, 0)))) + self.wide(y)
         y = torch.flip(y, (-1,)) + torch.roll(y, 1, -1)
-        y = y.transpose(1, 2) * torch.outer(torch.arange(x.shape[1]), self.decay).neg().exp()
+        y = y.transpose(1, 2) * torch.outer(torch.arange(x.shape[1], device=x.device), self.decay).neg().exp()
         return x + self.out(torch.cumsum(y, 1)), y.amax(2)
 
 

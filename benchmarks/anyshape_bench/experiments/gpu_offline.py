@@ -40,6 +40,7 @@ from anyshape.ir.parse import parse
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import KernelStep, Plan
+from anyshape.plan.ir.size_function import STATUS_BUFFER
 from anyshape_bench.models import bench_models
 
 MODULE = "anyshape_bench.experiments.gpu_offline"
@@ -80,19 +81,21 @@ class Offline:
 def wanted(plan: Plan, kernels: Sequence[VersionedKernel]) -> Iterator[Wanted]:
     """The versions that a plan's steps run at the sizes it was captured with."""
     known, allocated, hint = {kernel.name: kernel for kernel in kernels}, aligned(plan), plan.facts.hint
+    guarded = any(window.buffer == STATUS_BUFFER for step in plan.steps if isinstance(step, KernelStep)
+                  for window in step.params)
     for step in plan.steps:
         if isinstance(step, KernelStep):
             regime = next(one for one in step.regimes if all(hint(size) >= 0 for size in one.conditions))
             alignments = alignments_of([window.buffer in allocated for window in step.params],
                                        [hint(window.offset) * size_of(window.type.dtype) for window in step.params])
             for name in regime.kernels:
-                yield from known[name].wanted([hint(size) for size in regime.sizes], alignments)
+                yield from known[name].wanted([hint(size) for size in regime.sizes], alignments, guarded)
 
 
 def compiling(folder: str, architecture: str, cache: str) -> dict[str, Any]:
     """One process: seconds to plan the graphs of a folder and to compile their kernels, wall and processor time."""
     graphs = [parse(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.txt"), reverse=True)]
-    compiler = Compiler(architecture, cache_of(Config.make(cache_dir=cache)), guarded=True)
+    compiler = Compiler(architecture, cache_of(Config.make(cache_dir=cache)))
     begun, used = time.perf_counter(), _used()
     before, pairs = None, []
     for graph in graphs:

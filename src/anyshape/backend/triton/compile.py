@@ -30,7 +30,7 @@ from anyshape.base.errors import AnyShapeError, DeviceError
 
 POINTERS = {"f32": "*fp32", "f64": "*fp64", "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8",
             "bool": "*i1", "bf16": "*bf16", "f16": "*fp16"}
-FORMAT = 1  # of what the cache keeps: change it with `_pack` and with what is asked of Triton
+FORMAT = 2  # of what the cache keeps: change it with `_pack` and with what is asked of Triton
 
 Wanted = tuple[KernelSource, KernelVersion]
 
@@ -40,11 +40,10 @@ class Compiler:
 
     Args:
         architecture: "sm_90", "gfx942". cache: of object code, or None.
-        guarded: kernels do nothing where the run's status word is not 0 (`DeviceKernel`).
     """
 
-    def __init__(self, architecture: str, cache: ObjectCache | None = None, guarded: bool = False) -> None:
-        self.architecture, self.cache, self.guarded = architecture, cache, guarded
+    def __init__(self, architecture: str, cache: ObjectCache | None = None) -> None:
+        self.architecture, self.cache = architecture, cache
         self.made: dict[tuple[str, KernelVersion], DeviceKernel] = {}
         self.refused: dict[tuple[str, KernelVersion], tuple[str, str, str]] = {}  # what, why, what to do
         self.lock = threading.Lock()
@@ -80,22 +79,22 @@ class Compiler:
             raise DeviceError(error.what, why=error.why, do=error.do) from error
 
     def _code(self, source: KernelSource, version: KernelVersion) -> DeviceKernel:
-        key = object_key(source, version, self.architecture, self.guarded)
+        key = object_key(source, version, self.architecture)
         data = self.cache.get(key) if self.cache is not None else None
         if data is None:
-            data = _pack(assembled(source, version, self.architecture, self.guarded))
+            data = _pack(assembled(source, version, self.architecture))
             if self.cache is not None:
                 self.cache.put(key, data)
         facts, image, assembly = _unpack(data)
         return DeviceKernel(source.name, facts["name"], version, parameters(source, version), facts["threads"],
-                            facts["shared"], self.architecture, self.guarded, image, assembly)
+                            facts["shared"], self.architecture, image, assembly)
 
 
-def object_key(source: KernelSource, version: KernelVersion, architecture: str, guarded: bool) -> str:
+def object_key(source: KernelSource, version: KernelVersion, architecture: str) -> str:
     """The cache key of a version's machine code."""
     said = (version.function, version.constants, version.warps, version.stages, version.index, version.divisor,
-            version.alignment)
-    head = f"triton {FORMAT} {toolchain.version()} {architecture} {guarded} {said}"
+            version.alignment, version.guarded)
+    head = f"triton {FORMAT} {toolchain.version()} {architecture} {said}"
     return hashlib.sha256(f"{head}\n{source.text}".encode()).hexdigest()
 
 
@@ -105,13 +104,13 @@ def parameters(source: KernelSource, version: KernelVersion) -> tuple[str, ...]:
             *([SCRATCH] if version.scratch != 0 else []), NULL, NULL)
 
 
-def assembled(source: KernelSource, version: KernelVersion, architecture: str, guarded: bool) -> toolchain.Assembled:
+def assembled(source: KernelSource, version: KernelVersion, architecture: str) -> toolchain.Assembled:
     """A version through Triton."""
     space = toolchain.functions(source.text, source.name)
     try:
         import_types = space["tl"]
         constants: dict[str, Any] = dict(version.constants) | {
-            "INDEX": import_types.int32 if version.index == I32 else import_types.int64, "GUARDED": guarded}
+            "INDEX": import_types.int32 if version.index == I32 else import_types.int64, "GUARDED": version.guarded}
         signature = {name: POINTERS[dtype] for name, dtype in source.params} | {"status": "*i64"}
         signature |= {name: version.index for name in source.sizes}
         signature |= {"scratch": "*i8"} if version.scratch != 0 else {}

@@ -46,7 +46,7 @@ class GpuTarget:
         self.streams: Streams | None = streams
         self.own = streams
         self.loop = loop
-        self.compiler = Compiler(architecture, cache, guarded=True)
+        self.compiler = Compiler(architecture, cache)
         self.machine_key = f"{architecture} {streams.driver.name(streams.device)}"
 
     @property

@@ -6,6 +6,7 @@ the interpreter's numbers are not those of a GPU, it is mended here (`repair`; f
 - f32 to bf16 truncates; a GPU rounds to nearest even;
 - a product of bf16 multiplies their bits as whole numbers;
 - the functions of libdevice are missing: they are numpy's, or Python's;
+- a scalar as the bound of a loop, an array of one element, is no number (Triton 3.6 with numpy 2.4);
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
 """
@@ -32,6 +33,7 @@ SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
             "u8": "uint8", "bool": "int1", "bf16": "bfloat16", "f16": "float16"}
 CONVERSION = "_convert_float"  # of the interpreter: bits of one float format to another
+METHODS = "_patch_lang_tensor"  # of the interpreter: gives tensors of triton.language their methods, at each launch
 ONE: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
     "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
@@ -62,7 +64,7 @@ class InterpretedKernel:
             triton.runtime.errors.InterpreterError: the text cannot be run.
         """
         alignment = math.gcd(ALIGNED, *addresses)
-        version = self.source.choose(sizes, alignment)
+        version = self.source.choose(sizes, alignment, bool(status))
         self.ran.append(version.title)
         self.launch(version, addresses, sizes, status)
 
@@ -83,7 +85,7 @@ class InterpretedKernel:
             own = (scratch.ctypes.data + 63) // 64 * 64
             given.append(self._value(scratch_address or own, "int8", True))
         self.functions[version.function][(grid,)](
-            *given, **dict(version.constants), INDEX=getattr(self.language, index), GUARDED=bool(status))
+            *given, **dict(version.constants), INDEX=getattr(self.language, index), GUARDED=version.guarded)
 
     def _value(self, number: int, dtype: str, pointer: bool) -> Any:
         """A parameter of a launch."""
@@ -151,6 +153,13 @@ def repair() -> Any:
         return multiply(_wide(a, interpreter, language), _wide(b, interpreter, language), total, *how)
 
     interpreter.interpreter_builder.create_dot = dot
+    methods = getattr(interpreter, METHODS)
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        methods(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    setattr(interpreter, METHODS, with_index)
     library = toolchain.module("triton.language.extra.libdevice")
     for name, function in (*ONE.items(), *TWO.items(), ("erfinv", _erfinv)):
         setattr(library, name, _by_numpy(function, interpreter, language))

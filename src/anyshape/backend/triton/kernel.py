@@ -36,6 +36,8 @@ class KernelVersion:
     scratch: bytes of device memory that a launch needs for itself, of all its programs together.
     window: elements of 16 bytes, where rows are accessed in aligned windows (codegen/window.py): for addresses that are
         multiples of 16, and rows whose length no such number divides; else 0.
+    guarded: a launch that finds the run's status word not 0 does nothing; else the word is not read, and may have no
+        address.
     """
 
     name: str
@@ -50,6 +52,7 @@ class KernelVersion:
     alignment: int = 1
     scratch: Size = 0
     window: int = 0
+    guarded: bool = False
 
     @property
     def title(self) -> str:
@@ -77,11 +80,12 @@ class KernelSource:
     steps: tuple[str, ...]
     text: str = field(repr=False)
 
-    def choose(self, sizes: Sequence[int], alignment: int = ALIGNED) -> KernelVersion:
+    def choose(self, sizes: Sequence[int], alignment: int = ALIGNED, guarded: bool = False) -> KernelVersion:
         """The version for these sizes, made as special as they allow.
 
         Args:
             sizes: of the kernel, in its order. alignment: bytes, that all its addresses are multiples of.
+            guarded: see `KernelVersion`; for a run with checks.
 
         Raises:
             VerifyError: none fits: a bug of the compiler.
@@ -94,7 +98,7 @@ class KernelSource:
             if all(evaluate(size, values) >= 0 for size in version.conditions):
                 near = self.small is not None and all(evaluate(size, values) < LARGEST for size in self.small)
                 return dataclasses.replace(version, index=I32 if near else I64, divisor=divisor if self.steps else 1,
-                                           alignment=ALIGNED if alignment % ALIGNED == 0 else 1)
+                                           alignment=ALIGNED if alignment % ALIGNED == 0 else 1, guarded=guarded)
         raise VerifyError(f"no version of kernel {self.name} fits its sizes", why=f"they are {values}",
                           do="report this as a bug of the compiler")
 
@@ -107,8 +111,7 @@ class DeviceKernel:
     version: of which it is the code.
     parameters: kinds of the function's parameters, in order, 8 bytes each but for i32, which are 4:
         pointer: the address of a param of the kernel, in its order
-        status:  the address of the run's i64 status word. Where `guarded`, a launch that finds it not 0 does nothing;
-                 else it is not read, and may be 0
+        status:  the address of the run's i64 status word, or 0 where `version` is not guarded
         i32, i64: a size of the kernel, in its order
         scratch: the address of `version.scratch` bytes, aligned to 64; only where the version has some
         null:    0 (Triton's own scratch and profiling pointers, which our kernels do not use)
@@ -123,7 +126,6 @@ class DeviceKernel:
     threads: int
     shared: int
     architecture: str
-    guarded: bool
     image: bytes = field(repr=False)
     assembly: str = field(repr=False)
 

@@ -38,9 +38,10 @@ class LaunchableKernel(Protocol):
     def sizes(self) -> Sequence[str]:
         """Names of its sizes, in order."""
 
-    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> Sequence[DeviceKernel]:
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int], guarded: bool) -> Sequence[DeviceKernel]:
         """The code for these sizes, and for addresses that are multiples of one of `alignments`: of several the first
-        one runs whose `version.alignment` all addresses have; the last one takes any."""
+        one runs whose `version.alignment` all addresses have; the last one takes any. guarded: for a run with a
+        status."""
 
 
 class VersionedKernel:
@@ -52,15 +53,15 @@ class VersionedKernel:
         self.source = source
         self.compiler = compiler
 
-    def wanted(self, sizes: Sequence[int],
-               alignments: Sequence[int] = ALIGNMENTS) -> list[tuple[KernelSource, KernelVersion]]:
+    def wanted(self, sizes: Sequence[int], alignments: Sequence[int],
+               guarded: bool) -> list[tuple[KernelSource, KernelVersion]]:
         """The versions for these sizes, for addresses of each of these alignments."""
-        chosen = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in alignments)
+        chosen = dict.fromkeys(self.source.choose(sizes, alignment, guarded) for alignment in alignments)
         return [(self.source, version) for version in chosen]
 
-    def codes(self, sizes: Sequence[int], alignments: Sequence[int] = ALIGNMENTS) -> Sequence[DeviceKernel]:
+    def codes(self, sizes: Sequence[int], alignments: Sequence[int], guarded: bool) -> Sequence[DeviceKernel]:
         """See `LaunchableKernel`."""
-        return self.compiler.compile(self.wanted(sizes, alignments))
+        return self.compiler.compile(self.wanted(sizes, alignments, guarded))
 
 
 def alignments_of(aligned: Sequence[bool], offsets: Sequence[int]) -> Sequence[int]:
@@ -71,14 +72,15 @@ def alignments_of(aligned: Sequence[bool], offsets: Sequence[int]) -> Sequence[i
     return ALIGNMENTS[:1] if all(aligned) else ALIGNMENTS
 
 
-def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int], Sequence[int]]]) -> None:
+def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int], Sequence[int]]],
+                  guarded: bool) -> None:
     """Compiles the versions of all launches of a plan at once, on several threads. What is refused is told where a step
     asks for it."""
     wanted: dict[Compiler, list[tuple[KernelSource, KernelVersion]]] = {}
     for kernels, sizes, alignments in launches:
         for kernel in kernels:
             if isinstance(kernel, VersionedKernel):
-                wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes, alignments))
+                wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes, alignments, guarded))
     for compiler, pairs in wanted.items():
         with contextlib.suppress(DeviceError):
             compiler.compile(pairs)
@@ -94,12 +96,12 @@ class Slots:
 
 
 def launch_words(number: int, kernel: LaunchableKernel, places: Sequence[Place], sizes: Sequence[int], slots: Slots,
-                 handle: Callable[[DeviceKernel], int], alignments: Sequence[int] = ALIGNMENTS) -> list[int]:
+                 handle: Callable[[DeviceKernel], int], alignments: Sequence[int], guarded: bool) -> list[int]:
     """The words of a step. places: of the kernel's pointers. handle: of loaded code. alignments: see `alignments_of`.
-    """
+    guarded: the run has a status."""
     words: list[int] = []
     values = dict(zip(kernel.sizes, sizes, strict=True))
-    for code in reversed(kernel.codes(sizes, alignments)):
+    for code in reversed(kernel.codes(sizes, alignments, guarded)):
         grid = code.launch(values)
         if 0 in grid:
             return []

@@ -131,7 +131,7 @@ class PlanEncoder:
             DeviceError: Triton or the driver refuses some of it.
         """
         compile_ahead([(part.spec.kernels, part.sizes, part.alignments) for part in parts
-                       if isinstance(part, _Launching)])
+                       if isinstance(part, _Launching)], bool(self.checks))
         return [word for part in parts for word in (self._launches(part) if isinstance(part, _Launching) else part)]
 
     def _launches(self, part: _Launching) -> list[int]:
@@ -140,7 +140,7 @@ class PlanEncoder:
         try:
             words = [word for kernel in spec.kernels
                      for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle,
-                                              part.alignments)]
+                                              part.alignments, bool(self.checks))]
         except DeviceError as error:
             raise error.within(self.plan.steps[spec.number].where) from error
         return words if spec.check < 0 or not words else [*words, *check_words(spec.number, spec.check)]

@@ -123,6 +123,32 @@ def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
     return gradient
 
 
+def _with_aligned_bias(place: int) -> Callable[[Any], Callable[..., Any]]:
+    """Attention on a device, whose kernels want rows of the bias at multiples of 16 elements: PyTorch's own call of them
+    sees to that, and a program lays its values out without gaps. place: of the bias among the operands."""
+    def guard(target: Any) -> Callable[..., Any]:
+        def call(*given: Any, **keywords: Any) -> Any:
+            bias = given[place]
+            if bias is not None and any(step % BIAS_STEP for step in bias.stride()[:-1]):
+                given = (*given[:place], _padded(bias), *given[place + 1:])
+            return target(*given, **keywords)
+
+        return call
+
+    return guard
+
+
+def _padded(bias: torch.Tensor) -> torch.Tensor:
+    """The same values, whose last dim lies in memory in a multiple of `BIAS_STEP` elements; repeated dims stay so."""
+    length = bias.shape[-1]
+    once = bias
+    for d in range(bias.dim() - 1):
+        if bias.stride(d) == 0 and bias.shape[d]:
+            once = once.narrow(d, 0, 1)
+    return torch.nn.functional.pad(once, (0, -length % BIAS_STEP))[..., :length].expand(bias.shape)
+
+
+BIAS_STEP = 16  # elements, as PyTorch pads them in `scaled_dot_product_attention`
 FUNCTIONAL = "_c10d_functional."  # collectives of torch.distributed that give new tensors, there after `wait_tensor`
 WAIT = f"{FUNCTIONAL}wait_tensor.default"
 
@@ -151,6 +177,8 @@ _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "aten.convolution_backward.default": guarded_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "aten._scaled_dot_product_efficient_attention.default": _with_aligned_bias(3),
+    "aten._scaled_dot_product_efficient_attention_backward.default": _with_aligned_bias(4),
     **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},
 }
 

@@ -34,7 +34,7 @@ class FoldPrinter(Printer):
 
     def body(self) -> None:
         """The rows of a part."""
-        axis, parts = self.split_reduction.axis, self.size(self.split_reduction.parts)
+        axis, parts = self.split_reduction.axis, self.divisor(self.split_reduction.parts)
         total = self.size(product(extent for _, extent in self.program.rows))
         if self.form.columns == GRID:
             self.put(f"tiles = tl.cdiv({self.size(self.total)}, C)")

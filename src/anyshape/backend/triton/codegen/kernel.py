@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from anyshape.backend.triton.codegen.form import GRID, LOOP, Form
 from anyshape.backend.triton.codegen.scalars import TYPES, cast, combine, constant, identity, reducer, scalar
-from anyshape.backend.triton.codegen.sizes import linear, text_of
+from anyshape.backend.triton.codegen.sizes import divisor_of, linear, text_of
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, product, symbols_of
@@ -59,6 +59,10 @@ class Printer:
     def size(self, size: Size) -> str:
         """A size or an offset as text."""
         return text_of(size, self._symbol)
+
+    def divisor(self, size: Size) -> str:
+        """A size as text behind `//` or `%`."""
+        return divisor_of(size, self._symbol)
 
     def offset(self, size: Size) -> Size:
         """An offset over the numbers of rows and columns, where it is linear in them."""
@@ -180,8 +184,8 @@ class Printer:
             if number == len(loops) - 1:
                 self.put(f"{variable} = {left}")
             else:
-                self.put(f"{variable} = {left} % {self.size(extent)}")
-                self.put(f"{name}{number} = {left} // {self.size(extent)}")
+                self.put(f"{variable} = {left} % {self.divisor(extent)}")
+                self.put(f"{name}{number} = {left} // {self.divisor(extent)}")
                 left = f"{name}{number}"
             self.axes[variable] = axes
 

@@ -36,6 +36,15 @@ def text_of(size: Size, name_of: Callable[[str], str]) -> str:
     return terms[0] if len(terms) == 1 else f"({' + '.join(terms).replace(' + -', ' - ')})"
 
 
+def divisor_of(size: Size, name_of: Callable[[str], str]) -> str:
+    """A size as what stands behind `//` or `%`: a product has parentheses there."""
+    text = text_of(size, name_of)
+    if isinstance(size, int) or len(size.terms) != 1:
+        return text
+    (mono, factor), = size.terms
+    return f"({text})" if (factor != 1) + sum(power for _, power in mono) > 1 else text
+
+
 def _atom(atom: Atom, name_of: Callable[[str], str]) -> str:
     if isinstance(atom, str):
         return name_of(atom)
@@ -45,7 +54,8 @@ def _atom(atom: Atom, name_of: Callable[[str], str]) -> str:
         return f"tl.sqrt(({text_of(atom.args[0], name_of)}) * tl.full((), 1.0, tl.float64)).to(INDEX)"
     a, b = (text_of(size, name_of) for size in atom.args)
     if atom.op == "floordiv":
-        return f"({a} // {b})" if is_positive(atom.args[0]) else f"_floor({a}, {b})"
+        by = divisor_of(atom.args[1], name_of)
+        return f"({a} // {by})" if is_positive(atom.args[0]) else f"_floor({a}, {b})"
     return f"tl.{atom.op}imum({a}, {b})"
 
 

@@ -35,19 +35,22 @@ def row_start(program: LoopProgram) -> tuple[Size, int] | None:
     stored = {param.name: param.dtype for param in program.params}
     column = program.columns[0][0]
     found: Counter[Size] = Counter()
-    items = []
+    items, written = [], set()
     for one in (one for stage in program.stages if stage.level == "column" for one in stage.instructions):
         step = coefficient_of(one.offset, column) if one.buffer in stored else None
         if one.op not in ("load", "store") or step is None or step[0] != 1 or any(
                 name[0] == "%" for name in symbols_of(step[1])):
             continue
         if symbols_of(step[1]) & rows:
-            found[linear(step[1], program.rows, "row")] += 1
+            at = linear(step[1], program.rows, "row")
+            found[at] += 1
             items.append(size_of(stored[one.buffer]))
+            if one.op == "store":
+                written.add(at)
     if not found:
         return None
     chunk = WIDEST // min(items)
-    start = found.most_common(1)[0][0]
+    start = max(found, key=lambda at: (found[at], at in written))
     if isinstance(start, int) or chunk < 2 or all(factor % chunk == 0 for _, factor in start.terms):
         return None
     return start, chunk
@@ -71,7 +74,12 @@ class WindowPrinter(Printer):
         """See `Printer`; `lane` counts from the start of the window."""
         total, chunk = self.size(self.total), self.chunk
         self.put("lane = " + (f"{first} + " if first else "") + f"{self.lanes('C')}.to(INDEX)")
-        self.put(f"window = {self.size(self.start)} // {chunk} * {chunk}")
+        first_of_row = self.size(self.start)
+        if not isinstance(self.start, int) and any(factor < 0 for _, factor in self.start.terms):
+            # Triton divides towards 0: what a row of a concatenation reads may begin, as it were, before the memory
+            self.put(f"first_of_row = {first_of_row}")
+            first_of_row = f"(first_of_row - tl.where(first_of_row < 0, {chunk - 1}, 0))"
+        self.put(f"window = {first_of_row} // {chunk} * {chunk}")
         self.put(f"shift = {self.size(self.start)} - window")
         self.put("column = lane - shift")
         self.put(f"cmask = (column >= 0) & (column < {total})")
