@@ -2,6 +2,7 @@
 
     launch      what a launch costs the host, with a driver that does nothing and with the device's own
     bandwidth   kernels bound by memory at widths that 8 divides, and at others, as a part of a copy
+    products    relu(x @ w + b) in bfloat16: eager, Inductor, ours with the library's product, with our own
     models      train steps of a Llama in bfloat16 at changing shapes: eager, Inductor static and dynamic, ours
     limits      the same step under limits: bytes counted, values moved out on side streams
 
@@ -48,6 +49,7 @@ PREDICTIONS = {
     "limits: bytes counted beyond what was predicted": "0",
 }
 WIDTHS = (1000, 1024, 4096, 4099, 4104, 32000, 32003, 128256)
+PRODUCTS = ((4096, 512, 4096), (8192, 1024, 4096), (8191, 1024, 4096), (16384, 2048, 8192), (64, 1024, 4096))
 MINUTES = 8.0
 TURNS = 20
 
@@ -251,6 +253,30 @@ def measure_bandwidth(bench: Bench) -> None:
                       **{way: round(4 * rows * width / seconds / copy, 3) for way, seconds in times.items()})
 
 
+# ---- products
+
+def measure_products(bench: Bench) -> None:
+    """A product and what follows it, by the library and a kernel behind it, or by one kernel of our own."""
+    _host_reads(bench)
+    dtype = torch.float32 if bench.dry else torch.bfloat16
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w + b)
+
+    ways: dict[str, Any] = {"eager": function, "ours": anyshape.compile(function, strict=True),
+                            "ours, own products": anyshape.compile(function, strict=True, products="own")}
+    if not bench.dry:
+        ways["inductor dynamic"] = torch.compile(function, dynamic=True)
+    for rows, inner, columns in bench.while_time([(32, 16, 64)] if bench.dry else list(PRODUCTS)):
+        x, w, b = (bench.random(*shape, dtype=dtype) for shape in ((rows, inner), (inner, columns), (columns,)))
+        exact = function(x.double(), w.double(), b.double())
+        errors = {way: float((run(x, w, b).double() - exact).norm() / exact.norm()) for way, run in ways.items()}
+        del exact
+        times = {way: bench.seconds(lambda run=run, x=x, w=w, b=b: run(x, w, b)) for way, run in ways.items()}
+        bench.row("products", f"{rows}x{inner}x{columns}", errors=errors, tflops={
+            way: round(2 * rows * inner * columns / seconds / 1e12, 1) for way, seconds in times.items()})
+
+
 # ---- models
 
 def model(bench: Bench, dtype: torch.dtype) -> DemoLlama:
@@ -290,8 +316,9 @@ def measure_models(bench: Bench) -> None:
 
         times: dict[str, list[float]] = {"new": [], "again": []}
         peaks = []
+        seen = lengths[:3] if way == "inductor static" else lengths  # each of which takes it a compilation
         for kind in times:
-            for length in lengths:
+            for length in seen:
                 given = batch(bench, rows, length, most)
                 bench.synchronize()
                 begin = time.perf_counter()
@@ -299,7 +326,7 @@ def measure_models(bench: Bench) -> None:
                 bench.synchronize()
                 times[kind].append(time.perf_counter() - begin)
         bench.row("models", f"llama {way}", peak=max(peaks), first_seconds=times["new"][0], **{
-            f"{kind}_tokens_a_second": rows * sum(lengths[1:]) / sum(found[1:]) for kind, found in times.items()})
+            f"{kind}_tokens_a_second": rows * sum(seen[1:]) / sum(found[1:]) for kind, found in times.items()})
 
 
 def measure_limits(bench: Bench) -> None:
@@ -336,7 +363,7 @@ def measure_limits(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    "launch": measure_launch, "bandwidth": measure_bandwidth, "models": measure_models, "limits": measure_limits}
+    "launch": measure_launch, "bandwidth": measure_bandwidth, "products": measure_products, "models": measure_models, "limits": measure_limits}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
-"""What a real GPU has to do: `pytest tests/device_cases.py` on a machine with one (tests/test_device_bench.py runs a few
-of them on the fake driver). Models, train steps, limits, graphs, streams and threads against eager on the same device."""
+"""What a real GPU has to do: `pytest tests/device_cases.py` on a machine with one, and with ANYSHAPE_TEST_DEVICE=fake or
+interpreted behind the fake driver. Models, train steps, limits, graphs, streams and threads against eager on the same
+device."""
 from __future__ import annotations
 
 import copy

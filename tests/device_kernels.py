@@ -12,9 +12,9 @@ from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import build
 from anyshape.backend.cpu.machine.target import host
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.directives import SplitReduction
+from anyshape.kernel.loop_ir.directives import Product, SplitReduction
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
-from anyshape.sym.expr import Expr, Size, evaluate
+from anyshape.sym.expr import Expr, Size, evaluate, product
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
          "i8": np.int8, "u8": np.uint8, "bool": np.bool_, "bf16": np.uint16}
@@ -67,6 +67,15 @@ def memory_of(program: LoopProgram, sizes: Sequence[int], seed: int = 0) -> Memo
         registers[one.result] = most_of(one, loops, registers, values)
         if one.buffer in counts:
             counts[one.buffer] = max(counts[one.buffer], largest(one.offset, loops, registers, values) + 1)
+    multiplied = program.directive(Product)
+    if multiplied is not None:
+        rows, columns = (evaluate(product(extent for _, extent in loop), values) - 1
+                         for loop in (program.rows, program.columns))
+        inner, down, along, under, beside = (evaluate(size, values) for size in (
+            multiplied.inner, *multiplied.strides))
+        empty = min(rows + 1, columns + 1, inner) == 0
+        counts[multiplied.left] = 1 if empty else rows * down + (inner - 1) * along + 1
+        counts[multiplied.right] = 1 if empty else (inner - 1) * under + columns * beside + 1
     random = np.random.default_rng(seed)
     found = Memory(program, [], [])
     for param in program.params:

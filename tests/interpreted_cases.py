@@ -15,7 +15,8 @@ from anyshape.backend.cpu.machine.target import HARDWARE as CPU
 from anyshape.backend.triton.interpret import InterpretedKernel
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.text import read
-from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.loop_ir.directives import Product
+from anyshape.kernel.loop_ir.program import LoopProgram, Param
 from anyshape.kernel.schedule.tile_scan import tiled_scan
 from anyshape.sym.expr import evaluate
 from device_kernels import difference, memory_of, on_cpu
@@ -97,6 +98,61 @@ def test_scatter_scan_fold_random() -> None:
     agree(texts.program(texts.BIAS), [[0], [1], [31], [100]])
     agree(texts.program(texts.CUMSUM), [[0, 3], [3, 0], [2, 1], [3, 7], [1, 5003]])
     agree(texts.program(texts.DROPOUT), [[0], [1], [1025]], within=1e-30)  # the same bits
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("text", [texts.RELU, texts.GATED])
+def test_products_with_an_epilogue(text: str, dtype: str) -> None:
+    """Against the CPU's epilogue of the product that numpy makes, rounded as a product in memory is."""
+    fused = texts.program(text.replace("bf16", dtype))
+    multiplied = fused.directive(Product)
+    assert multiplied is not None
+    apart = dataclasses.replace(fused, schedule=fused.schedule[:1], params=(
+        *fused.params, Param(multiplied.name, dtype, "in")))
+    cpu, device = on_cpu(apart), InterpretedKernel(read(emit(fused)))
+    for sizes in ((0, 3, 5), (3, 0, 5), (2, 3, 0), (1, 1, 1), (2, 3, 1), (7, 13, 11), (64, 64, 64), (65, 129, 67),
+                  (131, 257, 3), (1, 1024, 16), (1023, 2, 9), (2, 1024, 17), (3, 1025, 65), (1025, 129, 31),
+                  (5, 3, 1023), (5, 3, 1025)):
+        found, wanted = memory_of(fused, sizes), memory_of(apart, sizes)
+        device.run(found.addresses(), sizes)
+        for one, other in zip(wanted.arrays()[:3], found.arrays()[:3], strict=True):
+            one[:len(other)] = other[:len(one)]
+        if sizes[0] * sizes[1]:
+            values = dict(zip(fused.sizes, sizes, strict=True))
+            down, along, under, beside = (evaluate(stride, values) for stride in multiplied.strides)
+            left = matrix(as_f32(found.arrays()[0], dtype), (sizes[0], sizes[2]), (down, along))
+            right = matrix(as_f32(found.arrays()[1], dtype), (sizes[2], sizes[1]), (under, beside))
+            wanted.arrays()[4][:sizes[0] * sizes[1]] = rounded(left @ right, dtype).ravel()
+        cpu(wanted, sizes)
+        result, exact = (as_f32(one.arrays()[3][:sizes[0] * sizes[1]], dtype) for one in (found, wanted))
+        within = {"bf16": 1.6e-2, "f16": 2e-3, "f32": 1e-4}[dtype]  # sums in another order may round to the next number
+        np.testing.assert_allclose(result, exact, rtol=within, atol=within)
+        assert found.is_whole(), (sizes, device.ran[-1])
+    assert {name.split()[0] for name in device.ran} == {"product64x64", "product128x128"}
+    assert any("/16" in name for name in device.ran)
+
+
+def test_a_product_in_registers_is_rounded_as_in_memory() -> None:
+    """1 + 2**-9 is 1 in bfloat16, of which the epilogue leaves 0."""
+    fused = texts.program(texts.RELU)
+    memory = memory_of(fused, [1, 1, 2])
+    for array, numbers in zip(memory.arrays(), ([1, 2.0**-9], [1, 1], [-1], [5]), strict=True):
+        array[:len(numbers)] = np.array(numbers, np.float32).view(np.uint32) >> 16
+    InterpretedKernel(read(emit(fused))).run(memory.addresses(), [1, 1, 2])
+    assert memory.arrays()[3][0] == 0
+
+
+def as_f32(array: np.ndarray, dtype: str) -> np.ndarray:
+    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array.astype(np.float32)
+
+
+def matrix(memory: np.ndarray, shape: tuple[int, int], strides: tuple[int, int]) -> np.ndarray:
+    """A strided matrix in memory."""
+    return memory[np.arange(shape[0])[:, None] * strides[0] + np.arange(shape[1])[None, :] * strides[1]]
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(array).to(torch.bfloat16).view(torch.uint16).numpy() if dtype == "bf16" else array
 
 
 def test_windows_of_tiles() -> None:

@@ -2,7 +2,6 @@
 a GPU gets them (tests/test_fake_device.py starts this in a process with TRITON_INTERPRET=1)."""
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,18 +13,23 @@ import fake_device
 from anyshape.backend import targets
 from anyshape.backend.triton import target as triton_target
 from anyshape.backend.triton.compile import parameters
+from anyshape.backend.triton.gpu import hardware_of
 from anyshape.backend.triton.interpret import InterpretedKernel
 from anyshape.backend.triton.kernel import POINTER, SCRATCH, STATUS, DeviceKernel, KernelVersion
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.text import read
 from anyshape.base.errors import IndexRangeError
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.plan.ir.program import LibraryStep
 from anyshape.runtime.call.unread_status import settle
 from fake_driver import ORDERS, Body, FakeDriver
 from models import ZOO
 from test_models import check_shapes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+OWN_PRODUCTS = {0: False}  # of targets that are made now
 
 
 class Launched:
@@ -67,7 +71,7 @@ class Target(fake_device.Target):
 
     def __init__(self, cpu: Any, fake: FakeDriver) -> None:
         super().__init__(cpu, fake)
-        self.hardware = dataclasses.replace(triton_target.HARDWARE, band_bytes=0)
+        self.hardware = hardware_of(OWN_PRODUCTS[0])
         self.kernels: list[Launched] = []
 
     @property
@@ -155,3 +159,60 @@ def test_a_model(fake: FakeDriver) -> None:
     fake.set(ORDERS[1])
     fake.reads = True
     check_shapes(ZOO["mixer"], ZOO["mixer"].shapes(1))
+
+
+class Gated(torch.nn.Module):
+    """The MLP of llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(48, 88, bias=False, dtype=torch.bfloat16) for _ in range(2))
+        self.down = torch.nn.Linear(88, 48, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Linear(torch.nn.Module):
+    """A product with an addend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(24, 40, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x))
+
+
+class Biased(torch.nn.Module):
+    """A product, a bias along its columns, and the operand of the product again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (torch.nn.Parameter(torch.randn(n, dtype=torch.bfloat16)) for n in ((24, 24), (24,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return torch.relu(y @ self.weight + self.bias) + y
+
+
+@pytest.mark.parametrize(("make", "products"), [(Gated, 2), (Linear, 0), (Biased, 0)])
+def test_products_with_an_epilogue(fake: FakeDriver, make: Callable[[], torch.nn.Module], products: int,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan has a product of the library's less, and the numbers of PyTorch at any size."""
+    monkeypatch.setitem(OWN_PRODUCTS, 0, True)
+    model = make()
+    width = next(model.parameters()).shape[1]
+    with torch.no_grad():
+        fast = anyshape.compile(model, strict=True)
+        for order in ORDERS[:2]:
+            fake.set(order)
+            for rows in (5, 1, 0, 2, 67, 130):
+                x = torch.randn(rows, 3, width, dtype=torch.bfloat16)
+                found = fast(x)
+                fake.everything()
+                torch.testing.assert_close(found, model(x), rtol=2e-2, atol=2e-2)  # a rounding of bf16
+    plan = fast.programs[0].executable.plan
+    assert sum(isinstance(step, LibraryStep) for step in plan.steps) == products
+    assert {title.split()[0] for title in titles(fast)} >= {"product64x64", "product128x128"}
+    assert "product128x128" in str(fast.explain())

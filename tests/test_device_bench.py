@@ -34,4 +34,5 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_every_part(tmp_path: Path) -> None:
-    assert {row["part"] for row in rows(tmp_path, "bandwidth", "models")} == {"bandwidth", "models"}
+    assert {row["part"] for row in rows(tmp_path, "bandwidth", "products", "models")} == {
+        "bandwidth", "products", "models"}

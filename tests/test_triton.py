@@ -19,12 +19,13 @@ from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.target import HARDWARE
 from anyshape.backend.triton.text import read
-from anyshape.base.errors import AnyShapeError, DeviceError, VerifyError
+from anyshape.base.errors import AnyShapeError, DeviceError, ParseError, VerifyError
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import kind_of
 from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.parse import parse
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.kernel.loop_ir.show import show
 from anyshape.sym.expr import symbol
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942")
@@ -105,6 +106,29 @@ SCANNED = """kernel scanned(p0: in f32, p1: out f32; n0, n1)
       r4: f32 = sub r3, r2
       store p1[i0*n1 + i1] r4
 """
+RELU = """kernel relu_linear(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0, n1, n2)
+  rows (i0: n0)
+  product t0: bf16 = p0[n2; 1] @ p1[1; n2] over n2
+    columns (i1: n1) vector i1
+      r0: f32 = load t0[i0*n1 + i1]
+      r1: f32 = load p2[i1]
+      r2: f32 = add r0, r1
+      r3: f32 = 0.0
+      r4: f32 = maximum r2, r3
+      store p3[i0*n1 + i1] r4
+"""
+# the operands the other way round, and a kernel that reads another matrix beside the product
+GATED = """kernel gated(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0, n1, n2)
+  rows (i0: n0)
+  product t0: bf16 = p0[1; n0] @ p1[n1; 1] over n2
+    columns (i1: n1) vector i1
+      r0: f32 = load p2[i0*n1 + i1]
+      r1: f32 = sigmoid r0
+      r2: f32 = mul r0, r1
+      r3: f32 = load t0[i0*n1 + i1]
+      r4: f32 = mul r2, r3
+      store p3[i0*n1 + i1] r4
+"""
 DOWN = """kernel cumsum_down(p0: in f32, p1: out f32; n0, n1)
   rows (i1: n1) vector i1
     columns (i0: n0)
@@ -142,7 +166,7 @@ def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alig
     return kernel
 
 
-@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "dropout"])
+@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "dropout", "relu"])
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     text = emit(program(globals()[name.upper()]))
     golden(f"triton/{name}.txt", text)
@@ -181,6 +205,43 @@ def test_amd_code() -> None:
     assert "global_load_dwordx4" in kernel.assembly or "buffer_load_dwordx4" in kernel.assembly
     assert kernel.image[:4] == b"\x7fELF"
     assert kernel.parameters == ("pointer", "pointer", "status", "i32", "i32", "null", "null")
+
+
+@pytest.mark.parametrize("text", [RELU, GATED])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_products_on_tensor_cores(text: str, dtype: str, tmp_path: Path) -> None:
+    """Operands come 16 bytes at a time where sizes allow; accumulators and epilogue stay in registers."""
+    source = read(emit(program(text.replace("bf16", dtype))))
+    for sizes, name in (((4096, 1024, 512), "product128x128 i32 /16"), ((64, 1024, 512), "product64x64 i32 /16"),
+                        ((1023, 1021, 509), "product128x128 i32")):
+        nvidia, amd = (compiled(source, sizes, architecture) for architecture in ("sm_90", "gfx942"))
+        assert nvidia.version.title == amd.version.title == name
+        assert "wgmma.mma_async" in nvidia.assembly and "mma.sync" not in nvidia.assembly
+        assert re.search(rf"v_mfma_f32_\w+_{dtype}", amd.assembly)
+        assert ("cp.async.cg.shared.global" in nvidia.assembly) == name.endswith("/16")  # of 16 bytes
+        registers, local = resources(nvidia, tmp_path)
+        assert not local and occupancy(registers, nvidia.threads // 32, nvidia.shared) >= 0.12
+        assert not any(int(one) for one in SPILLED.findall(amd.assembly))
+        assert amd.shared <= 64 << 10
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "gfx942"])
+def test_products_of_f32_are_exact(architecture: str) -> None:
+    """No TF32: the fused multiply and add of each thread, or AMD's products of f32."""
+    assembly = compiled(read(emit(program(RELU.replace("bf16", "f32")))), (1024, 1024, 512), architecture).assembly
+    assert "tf32" not in assembly and "xf32" not in assembly
+    assert re.search(r"fma\.rn\.f32|fma\.rn\.f32x2|v_mfma_f32_\w+_f32", assembly)
+
+
+def test_a_product_is_read_where_it_is_made() -> None:
+    assert show(program(RELU)) + "\n" == RELU
+    with pytest.raises(VerifyError, match="elsewhere"):
+        emit(program(RELU.replace("load t0[i0*n1 + i1]", "load t0[i0*n1 + i1 + 1]")))
+    with pytest.raises(VerifyError, match="pointwise"):
+        emit(program(RELU.replace("r4: f32 = maximum r2, r3", "r4: f32 = scan add r2")))
+    with pytest.raises(ParseError, match="cannot read") as found:
+        program(RELU.replace("p0: in bf16", "p0: in f32"))
+    assert "is no operand" in found.value.why
 
 
 def test_machine_code_is_kept() -> None:

@@ -66,7 +66,8 @@ class Config:
                                   "usual ones")
     products: str = _knob("measured", "which routines do matrix products that our own ones and a library's can do: "
                                       "measured (the faster ones on this machine; with calibrate off as usual), own, "
-                                      "library, or usual (by the processor's features)",
+                                      "library, or usual (by the processor's features); on a GPU own fuses them into "
+                                      "the kernels that read them",
                           choices=("measured", "own", "library", "usual"))
     planning_seconds: int = _knob(0, "seconds of processor time that an integer program (HiGHS, in `anyshape[plan]`) "
                                      "may look for a better order of a program's steps, where the search leaves room")

@@ -18,6 +18,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
+from anyshape.compiler.gemm_epilogue import fuse_epilogues
 from anyshape.compiler.stages import KERNELS, LLVM, check_names, stages_of
 from anyshape.compiler.undefined_gradients import given, zeros_of
 from anyshape.ir.asynchronous import WAIT
@@ -35,7 +36,7 @@ from anyshape.ops.shape_preconditions import divided_sizes, selected_sizes, unce
 from anyshape.passes.dce import dce
 from anyshape.passes.driver import pipeline
 from anyshape.plan.driver.pipeline import PLAN_ROAD, PlanPasses
-from anyshape.plan.ir.context import ForwardGraph, PlanContext
+from anyshape.plan.ir.context import EPILOGUES, ForwardGraph, PlanContext
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, origins, parts_of
 from anyshape.plan.remat.checkpoint_segments import RecomputeSegment, again_graph, segments
 from anyshape.plan.remat.insert_recompute import kept_values
@@ -122,6 +123,11 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
         programs |= more
     regimes, programs = _with_edited(regimes, programs, edited, target)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
+    lowered = _Lowered(store, fusion, regimes, parts, again, stored)
+    plan = _assembled(graph, lowered, nonnegative, whole and forward is None)
+    if EPILOGUES not in config.disabled():
+        plan, more = fuse_epilogues(plan, programs, target.hardware)
+        programs |= more
     texts = [target.emit(program) for program in programs.values()]
     publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
     clock.mark("emit")
@@ -129,8 +135,6 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
     kernels = target.build(texts)
     clock.mark("build")
 
-    lowered = _Lowered(store, fusion, regimes, parts, again, stored)
-    plan = _assembled(graph, lowered, nonnegative, whole and forward is None)
     context = _context(graph, lowered, plan, forward, target, config)
     finished = PlanPasses(PLAN_ROAD, config).run((plan,), context, history, edited)
     fusion = dataclasses.replace(fusion, items=tuple(fusion.items[at] for at in origins(finished[0])))

@@ -21,6 +21,7 @@ from anyshape.backend.triton.text import read
 from anyshape.backend.triton.torch_memory import TorchMemory, is_hip
 from anyshape.base.errors import AnyShapeError, DeviceError
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import Plan
 
 
@@ -29,14 +30,15 @@ class GpuTarget:
 
     Args:
         device: PyTorch's word for it, such as "cuda:0". architecture: as Triton calls it, such as "sm_90".
-        streams, loop: of its driver. graphs_after: see the setting `device_graphs`.
+        streams, loop: of its driver. graphs_after: see the setting `device_graphs`. own_products: whether all products
+            that a pointwise kernel alone reads are done by Triton; else those for which it pays.
     """
 
-    hardware = dataclasses.replace(HARDWARE, band_bytes=0)  # products are done as a whole
     own_ops: frozenset[str] = frozenset()
 
     def __init__(self, device: str, architecture: str, memory: TorchMemory, streams: DeviceStreams, loop: LaunchLoop,
-                 cache: ObjectCache | None, graphs_after: int) -> None:
+                 cache: ObjectCache | None, graphs_after: int, own_products: bool = False) -> None:
+        self.hardware = hardware_of(own_products)
         self.device = device
         self.graphs_after = graphs_after
         self.architecture = architecture
@@ -85,6 +87,12 @@ class GpuTarget:
         return StreamRunner(plan, kernels, self.own, self.loop, self.graphs_after)
 
 
+def hardware_of(own_products: bool) -> HardwareParams:
+    """The parameters of a device. own_products: see `GpuTarget`."""
+    hardware = dataclasses.replace(HARDWARE, band_bytes=0)  # products are done as a whole
+    return dataclasses.replace(hardware, product_share=1.0) if own_products else hardware
+
+
 @lru_cache(maxsize=64)
 def device_target_of(cache: ObjectCache | None, products: str, device: str, graphs_after: int = 0) -> GpuTarget:
     """The target of a device of torch.cuda, one object per device, cache and setting.
@@ -106,7 +114,7 @@ def device_target_of(cache: ObjectCache | None, products: str, device: str, grap
     streams = DeviceStreams(driver, memory.number, memory)
     loop = LaunchLoop(driver, native.machine, cache)
     return GpuTarget(device, architecture_of(driver, memory), memory, streams, loop, cache,
-                     graphs_after)
+                     graphs_after, products == "own")
 
 
 def architecture_of(driver: Driver, memory: TorchMemory) -> str:

@@ -4,6 +4,7 @@ A process interprets or compiles: the variable TRITON_INTERPRET is set before Tr
 the interpreter's numbers are not those of a GPU, it is mended here (`repair`; found with Triton 3.6 and 3.7):
 
 - f32 to bf16 truncates; a GPU rounds to nearest even;
+- a product of bf16 multiplies their bits as whole numbers;
 - the functions of libdevice are missing: they are numpy's, or Python's;
 - a scalar as the bound of a loop, an array of one element, is no number (Triton 3.6 with numpy 2.4);
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
@@ -146,6 +147,12 @@ def repair() -> Any:
         return plain(data, source, target, rounding)
 
     setattr(interpreter, CONVERSION, convert)
+    multiply = interpreter.interpreter_builder.create_dot
+
+    def dot(a: Any, b: Any, total: Any, *how: Any) -> Any:
+        return multiply(_wide(a, interpreter, language), _wide(b, interpreter, language), total, *how)
+
+    interpreter.interpreter_builder.create_dot = dot
     methods = getattr(interpreter, METHODS)
 
     def with_index(tensor: Any, scope: Any) -> None:
@@ -159,6 +166,13 @@ def repair() -> Any:
     for kind, tree in ((interpreter.ReduceOps, _reduced), (interpreter.ScanOps, _scanned)):
         kind.apply_impl = _by_tree(kind.apply_impl, tree)
     return language
+
+
+def _wide(operand: Any, interpreter: Any, language: Any) -> Any:
+    """An operand of a product, one of bf16 as f32."""
+    if operand.dtype.scalar != language.bfloat16:
+        return operand
+    return interpreter.TensorHandle(_to_f32(operand.data), language.float32)
 
 
 def _by_tree(plain: Callable[..., Any], tree: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,12 @@
       more                     1 row                        looped: its columns in steps of 8192
       nothing spans them       1024 elements                a tile of the rows and columns
     rows of the vector         128 x 16                     a strip of rows that lie side by side
+    a product                  128 x 128, 64 x 64           a tile of its result, by turns in groups of 8 rows of tiles
 
 A persistent row has 32 elements a thread, with which an H200 came nearest to its copy (softmax and layer norm of
-bfloat16, rows of 1000 and 4096, against 4, 8 and 16 elements). A looped row is read several times, and all but the first
-ought to find it in the L2 cache: so a row has 32 warps, and few rows are begun at a time. Rows that begin anywhere and are
-longer than 2048 are looped from the start, in steps that few lanes of the last one are left over from.
+bfloat16, rows of 1000 and 4096, against 4, 8 and 16 elements). A looped row is read several times, and all but the
+first ought to find it in the L2 cache: so a row has 32 warps, and few rows are begun at a time. Rows that begin
+anywhere and are longer than 2048 are looped from the start, in steps that leave few lanes over.
 """
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from anyshape.backend.triton.codegen.sizes import bounds, is_injective
 from anyshape.backend.triton.codegen.window import row_start
 from anyshape.backend.triton.kernel import KernelVersion
 from anyshape.backend.triton.text import function_text, module_text
-from anyshape.kernel.loop_ir.directives import SplitReduction
+from anyshape.kernel.loop_ir.directives import Product, SplitReduction
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.sym.expr import Size, ceildiv, coefficient_of, minimum, product, symbols_of
 
@@ -40,6 +41,8 @@ BUCKETS = 128  # that columns are shared out to by where they scatter
 BUCKETED = 256  # columns whose destinations are looked at together
 SPILLING = 1056  # programs whose row buffers lie in memory
 PER_WARP, PER_PERSISTENT_WARP = 256, 1024  # elements
+PRODUCTS = ((64, 64, 4, True), (128, 128, 8, False))  # rows, columns and warps of a tile; for few rows only
+INNER = {"f32": 32, "bf16": 64, "f16": 64}  # terms of a product's step
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class _Tile:
 
 def emit(program: LoopProgram) -> str:
     """The Triton text of a kernel: the same for the same program, always."""
+    multiplied = program.directive(Product)
+    if multiplied is not None:
+        return _product(program, multiplied)
     plain = without_row_buffers(program)
     tiles = _tiles(program, plain)
     tiles = [*(one for tile in tiles for one in _windows(program, tile)), *tiles]
@@ -68,6 +74,21 @@ def emit(program: LoopProgram) -> str:
             texts[tile.form] = name, function_text(source, tile.form, name)
         versions.append(_version(source, tile, texts[tile.form][0]))
     return module_text(program, [text for _, text in texts.values()], versions, bounds(program), _steps(program))
+
+
+def _product(program: LoopProgram, multiplied: Product) -> str:
+    """The text of a kernel that computes a product and reads it."""
+    rows, columns = (product(extent for _, extent in loops) for loops in (program.rows, program.columns))
+    name = f"{program.name}_product"
+    terms = INNER[next(param.dtype for param in program.params if param.name == multiplied.left)]
+    versions = [KernelVersion(f"product{down}x{across}", name, (down - rows,) if few else (),
+                              (("R", down), ("C", across), ("K", terms)),
+                              ceildiv(rows, down) * ceildiv(columns, across), warps)
+                for down, across, warps, few in PRODUCTS]
+    versions = [one for one in versions if not any(isinstance(size, int) and size < 0 for size in one.conditions)]
+    named = (multiplied.inner, columns, *multiplied.strides)
+    steps = sorted(frozenset().union(*map(_without_divisor, named)) & set(program.sizes))
+    return module_text(program, [function_text(program, Form(GRID), name)], versions, bounds(program), steps)
 
 
 def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:

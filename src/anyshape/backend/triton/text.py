@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from anyshape.backend.triton.codegen.fold import FoldPrinter
 from anyshape.backend.triton.codegen.form import Form
 from anyshape.backend.triton.codegen.kernel import Printer
+from anyshape.backend.triton.codegen.product import ProductPrinter
 from anyshape.backend.triton.codegen.scalars import functions
 from anyshape.backend.triton.codegen.scatter import ScatterPrinter
 from anyshape.backend.triton.codegen.window import WindowPrinter
 from anyshape.backend.triton.kernel import KernelSource, KernelVersion
 from anyshape.base.errors import VerifyError
-from anyshape.kernel.loop_ir.directives import SplitReduction
+from anyshape.kernel.loop_ir.directives import Product, SplitReduction
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size
@@ -42,6 +43,9 @@ def function_text(program: LoopProgram, form: Form, name: str) -> str:
     split = program.directive(SplitReduction)
     if split is not None:
         return FoldPrinter(program, form, split).text(name)
+    product = program.directive(Product)
+    if product is not None:
+        return ProductPrinter(program, form, product).text(name)
     kind = ScatterPrinter if form.buckets else WindowPrinter if form.window else Printer
     return kind(program, form).text(name)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size
 
 Loop = Callable[[str], tuple[str, Size]]  # reads a new variable and its extent, `VARIABLE: EXTENT`
@@ -123,6 +124,37 @@ class Interleave:
         return f"interleave {self.short} inside of {self.long}"
 
 
-Directive = Vectorize | Tile | Interchange | SplitReduction | Interleave
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The buffer `name` is not in memory: it is the product of the params `left` and `right`, a matrix of all rows by
+    all columns, which the code of the kernel computes in tiles and reads in registers (epilogue fusion). Element
+    [m, n] is the sum over `inner` values of k of left[m*strides[0] + k*strides[1]] * right[k*strides[2] +
+    n*strides[3]], accumulated in f32 and rounded to `dtype`: that of the operands, or f32 where something is added
+    before the sum is rounded. All strides are in elements. It is loaded at the point's
+    own place only, in row-major order; there are only column stages, and nothing in them spans columns."""
+
+    name: str
+    dtype: str
+    left: str
+    right: str
+    inner: Size
+    strides: tuple[Size, Size, Size, Size]
+    FORM: ClassVar[re.Pattern[str]] = re.compile(
+        r"product (\w+): (\w+) = (\w+)\[(.*); (.*)\] @ (\w+)\[(.*); (.*)\] over (.*)$")
+
+    @classmethod
+    def read(cls, match: re.Match[str], _: Loop) -> Product:
+        """The directive of a line; its name is a new buffer."""
+        name, dtype, left, *first, right, third, fourth, inner = match.groups()
+        down, along, under, beside, count = (size_text.parse(text) for text in (*first, third, fourth, inner))
+        return cls(name, dtype, left, right, count, (down, along, under, beside))
+
+    def __str__(self) -> str:
+        down, along, under, beside = self.strides
+        return (f"product {self.name}: {self.dtype} = {self.left}[{down}; {along}] @ {self.right}[{under}; {beside}] "
+                f"over {self.inner}")
+
+
+Directive = Vectorize | Tile | Interchange | SplitReduction | Interleave | Product
 # those that have a line of their own; `Vectorize` stands at its loops
-LINES = (Tile, Interchange, SplitReduction, Interleave)
+LINES = (Tile, Interchange, SplitReduction, Interleave, Product)

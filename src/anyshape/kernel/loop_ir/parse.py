@@ -21,7 +21,7 @@ from typing import NoReturn
 from anyshape.base.errors import ParseError
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import NATIVE
-from anyshape.kernel.loop_ir.directives import LINES, Directive, SplitReduction, Vectorize
+from anyshape.kernel.loop_ir.directives import LINES, Directive, Product, SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
@@ -109,6 +109,8 @@ class _Reader:
                 if type(directive) in map(type, self.schedule):
                     self.fail("there is such a directive already")
                 self.schedule.append(directive)
+                if isinstance(directive, Product):
+                    self.product(directive)
             elif match := _COLUMNS.match(self.line):
                 again = self.variables(match[1], columns or (), tuple(name for name, _ in rows))
                 inner = self.vector(again, match[2])
@@ -139,6 +141,17 @@ class _Reader:
                 if match := kind.FORM.match(self.line[2:]):
                     return kind.read(match, self.variable)
         return None
+
+    def product(self, product: Product) -> None:
+        """A product's result is a buffer, its operands are params of one dtype, which is that of the result, or the
+        result is not rounded."""
+        for name in (product.left, product.right):
+            dtype, role = self.buffers.get(name, ("", ""))
+            if role != "in" or product.dtype not in (dtype, "f32") or dtype != self.buffers[product.left][0]:
+                self.fail(f"{name} is no operand", "multiply params of one dtype that are read only")
+        for size in (product.inner, *product.strides):
+            self.size(str(size), self.sizes, offset=False)
+        self.buffer(product.name, product.dtype, "in")
 
     # ---- names
 

@@ -40,6 +40,8 @@ class HardwareParams:
     launch_bytes: bytes that may be held longer for the sake of one kernel launch less.
     band_bytes: of a product's result, in a band of rows that its consumer still finds in the caches.
     speeds: where nothing is measured.
+    product_share: the speed of the target's own products with an epilogue, of its library's products (plan/schedule/
+        gemm_epilogue.py); 0: it has none, or they were not measured.
     """
 
     vector_lanes: int
@@ -58,3 +60,4 @@ class HardwareParams:
     launch_bytes: int
     band_bytes: int
     speeds: Speeds
+    product_share: float = 0.0

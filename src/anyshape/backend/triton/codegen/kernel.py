@@ -32,6 +32,8 @@ ROW, COLUMN, BOTH = frozenset("r"), frozenset("c"), frozenset("rc")
 class Printer:
     """The work on one function: `text` gives it, or raises VerifyError where the form does not fit the program."""
 
+    constants: tuple[str, ...] = ("R", "C")  # that versions of the function differ in
+
     def __init__(self, program: LoopProgram, form: Form) -> None:
         self.program, self.form = program, form
         self.flat = not any(stage.level == "column" for stage in program.stages)
@@ -112,7 +114,7 @@ class Printer:
         program, form = self.program, self.form
         words = [*(param.name for param in program.params), "status", *program.sizes]
         words += ["scratch"] if form.scratch else []
-        words += [f"{word}: tl.constexpr" for word in ("R", "C", "INDEX", "GUARDED")]
+        words += [f"{word}: tl.constexpr" for word in (*self.constants, "INDEX", "GUARDED")]
         self.lines += ["@triton.jit", f"def {name}({', '.join(words)}):"]
         self.put("if GUARDED:")
         self.put("    if tl.load(status) != 0:")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from anyshape.kernel.loop_ir.directives import SplitReduction
+from anyshape.kernel.loop_ir.directives import Product, SplitReduction
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.sym.expr import (
     Atom,
@@ -171,6 +171,11 @@ def bounds(program: LoopProgram) -> list[Size] | None:
     if split is not None:
         loops[split.axis] = split.parts
         found.append(found[0] * (split.parts + 1))
+    multiplied = program.directive(Product)
+    if multiplied is not None:
+        rows, columns = found[0], product(extent for _, extent in program.columns)
+        down, along, under, beside = multiplied.strides
+        found += [rows * down + multiplied.inner * along, multiplied.inner * under + columns * beside]
     if any(symbols_of(extent) & loops.keys() for extent in loops.values()):
         return None  # rows of different lengths
     for one in (one for stage in program.stages for one in stage.instructions):
