@@ -18,7 +18,6 @@ from anyshape.plan.ir.program import ExternStep
 from sampling import crossed, rest
 
 
-
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()

@@ -13,7 +13,6 @@ import torch
 
 from anyshape import torch_compat as compat
 
-
 DIVISION = "div_rtn"
 
 
