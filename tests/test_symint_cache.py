@@ -44,13 +44,18 @@ def test_torch_is_as_before_afterwards():
 
 
 def test_rules_are_as_before_afterwards():
+    import torch._meta_registrations as registrations
     import torch._subclasses.fake_impls as rules
 
     def now() -> tuple[object, ...]:
-        return rules._compute_slice_index, rules.op_implementations_dict[torch.ops.aten.slice.Tensor]
+        return (rules._compute_slice_index, rules.op_implementations_dict[torch.ops.aten.slice.Tensor],
+                registrations.div_rtn)
     before = now()
     with newer_rules(), newer_rules():
         assert "sym_min" in rules._compute_slice_index.__code__.co_names
+        assert "bool" not in registrations.div_rtn.__code__.co_names
+        for x in range(-9, 10):
+            assert [registrations.div_rtn(x, y) for y in (-3, -2, 1, 2)] == [x // y for y in (-3, -2, 1, 2)]
     assert now() == before
 
 

@@ -15,7 +15,8 @@ from anyshape.base.errors import ConfigError, InputError
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.frontend.train_step.validation import why_apart
 
-WHOLE, APART = torch.optim.SGD, torch.optim.Adagrad
+# Adadelta: before torch 2.13 Adagrad has no state for a group that is added
+WHOLE, APART = torch.optim.SGD, torch.optim.Adadelta
 
 
 def net() -> torch.nn.Sequential:

@@ -13,6 +13,7 @@ import pytest
 
 from anyshape.backend.targets import usual_target
 from anyshape.backend.triton import toolchain
+from anyshape.backend.triton.codegen import scalars
 from anyshape.backend.triton.codegen.scalars import unsupported
 from anyshape.backend.triton.compile import Compiler, object_key
 from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
@@ -286,6 +287,15 @@ def test_a_text_that_triton_refuses() -> None:
     source = read(emit(program(CUMSUM)).replace("tl.associative_scan", "tl.no_such_scan"))
     with pytest.raises(DeviceError, match="does not compile kernel"):
         compiled(source, [3, 5], "sm_90")
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip"])
+def test_both_vendors_libraries_have_what_is_called(vendor: str) -> None:
+    library = toolchain.module(f"triton.language.extra.{vendor}.libdevice")
+    tables = (scalars.FLOAT, *scalars.BY_DTYPE.values(), scalars.FUNCTIONS)
+    called = set(re.findall(r"libdevice\.(\w+)", " ".join(text for table in tables for text in table.values())))
+    assert called
+    assert sorted(name for name in called if not hasattr(library, name)) == []
 
 
 @pytest.mark.full

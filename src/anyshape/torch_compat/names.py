@@ -138,6 +138,8 @@ TRACING = {
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._decomp.decomposition_table": Name("results of some operators of two operands",
                                               "they may lie otherwise than in eager"),
+    "torch._meta_registrations": Name("sizes of pooled results", "before torch 2.13 a program for each remainder",
+                                      quiet=True),
     "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),

@@ -35,7 +35,7 @@ ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", 
 CONVERSION = "_convert_float"  # of the interpreter: bits of one float format to another
 METHODS = "_patch_lang_tensor"  # of the interpreter: gives tensors of triton.language their methods, at each launch
 ONE: dict[str, Callable[..., Any]] = {
-    "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
+    "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "nearbyint": np.rint,
     "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erfc": np.vectorize(math.erfc, otypes=[float]),
     "lgamma": np.vectorize(lambda x: math.lgamma(x) if x > 0 or x != math.floor(x) else math.inf, otypes=[float])}

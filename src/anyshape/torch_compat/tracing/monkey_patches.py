@@ -39,6 +39,7 @@ WHILE_TRACING = {
     "torch._C._select_conv_backend": "asks sizes for a layout: its answer changes no result, and is no guard",
     "torch.backends.opt_einsum.get_opt_einsum": "an einsum of three takes sizes as numbers to choose its path",
     "torch._subclasses.fake_impls._compute_slice_index": "a bound of a slice of unknown sign ends the graph",
+    "torch._meta_registrations.div_rtn": "a pool asks for a remainder of its sizes before torch 2.13, which guards it",
     "torch._decomp.decompositions._compute_upsample_nearest_indices":
         "takes other pixels than eager where a factor is no whole number; 18 operators share it",
     VARIABLES + "builder._automatic_dynamic":

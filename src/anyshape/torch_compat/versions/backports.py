@@ -13,11 +13,41 @@ import torch
 
 from anyshape import torch_compat as compat
 
+DIVISION = "div_rtn"
+
 
 @contextlib.contextmanager
 def newer_rules() -> Iterator[None]:
-    """Inside, slices in a trace for all sizes have the sizes that torch 2.12 gives them: 2.11 gives up where it cannot
-    decide without a guard, and makes up a size that nothing can compute. Without effect when nested."""
+    """Inside, slices and pools in a trace for all sizes have the sizes that newer versions give them. Without effect
+    when nested."""
+    with _newer_slices(), _newer_pools():
+        yield
+
+
+@contextlib.contextmanager
+def _newer_pools() -> Iterator[None]:
+    """Sizes of pooled results are quotients rounded down. Before 2.13 torch asks for the remainder beside Python's own
+    division, which guards it: a program for even sizes, and one for odd ones, at each pool of steps of 2."""
+    rules = compat.get("torch._meta_registrations")
+    division = getattr(rules, DIVISION, None)
+    if division is None or "bool" not in division.__code__.co_names:
+        yield
+        return
+    setattr(rules, DIVISION, _rounded_down)
+    try:
+        yield
+    finally:
+        setattr(rules, DIVISION, division)
+
+
+def _rounded_down(x: Any, y: Any) -> Any:
+    return x // y
+
+
+@contextlib.contextmanager
+def _newer_slices() -> Iterator[None]:
+    """Slices have the sizes that torch 2.12 gives them: 2.11 gives up where it cannot decide without a guard, and makes
+    up a size that nothing can compute."""
     rules = compat.need("torch._subclasses.fake_impls")
     index_of = rules._compute_slice_index
     if "sym_min" in index_of.__code__.co_names:

@@ -30,7 +30,7 @@ FLOAT = {
     "neg": "{0} * -1.0",  # Triton's minus is 0 - x, which is 0 and not -0 at 0
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})",
     "rsqrt": "tl.rsqrt({0})", "sin": "tl.sin({0})", "cos": "tl.cos({0})", "erf": "tl.erf({0})",
-    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "round": "libdevice.rint({0})", "isnan": "{0} != {0}",
+    "floor": "tl.floor({0})", "ceil": "tl.ceil({0})", "round": "libdevice.nearbyint({0})", "isnan": "{0} != {0}",
     "isinf": f"tl.abs({{0}}) == {INFINITE}", "maximum": "_max({0}, {1})", "minimum": "_min({0}, {1})",
     "sign": "_sign({0})", "fmod": "libdevice.fmod({0}, {1})", "remainder": "_remainder({0}, {1})",
     "floor_div": "_floor_div({0}, {1})", "digamma": "_digamma({0})",
