@@ -433,7 +433,7 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
         reduction = _legacy_reduction(size_average, reduce)
     number, probabilities = _reduction_number(reduction), target.is_floating_point()
     if (weight is None or not (probabilities or label_smoothing > 0) or label_smoothing > 1
-            or (probabilities and ignore_index >= 0) or input.dim() == 0
+            or (ignore_index >= 0 if probabilities else weight.dtype != input.dtype) or input.dim() == 0
             or target.dim() != input.dim() - (not probabilities)):
         return aten.cross_entropy_loss(input, target, weight, number, ignore_index, label_smoothing)
     dim = min(input.dim() - 1, 1)
