@@ -720,6 +720,16 @@ def test_a_quotient_of_numbers_of_tensors_is_a_number():
         assert fast(torch.tensor(a), torch.tensor(b)) == quotient(torch.tensor(a), torch.tensor(b))
 
 
+def test_a_selection_of_one_number_follows_eager():
+    fast = anyshape.compile(torch.masked_select, strict=True)
+    x = torch.tensor(2.5, requires_grad=True)
+    for mask in (torch.tensor(True), torch.tensor(False)):
+        results = [function(x, mask) for function in (torch.masked_select, fast)]
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+        gradients = [torch.autograd.grad(result.sum(), x)[0] for result in results]
+        torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
 # ---- operators of torch that know no symbols
 
 SIZES = ((4, 6), (7, 3), (1, 2), (5, 5), (13, 29))
@@ -728,6 +738,10 @@ ONE_FOR_ALL = {
     "take_along_dim of all": lambda x: torch.take_along_dim(x, x.flatten().argsort()),
     "pad_sequence": lambda x: nn.utils.rnn.pad_sequence([x, x[1:], x.mT[:, :1].expand(-1, x.shape[1])], True, 2.0),
     "pad_sequence on the left": lambda x: nn.utils.rnn.pad_sequence([x[:, 0], x[0]], padding_side="left"),
+    "cross_entropy with weights and smoothing": lambda x: F.cross_entropy(
+        x, x.argmin(1), x[0].detach().exp(), ignore_index=2, label_smoothing=0.1),
+    "cross_entropy of probabilities with weights": lambda x: F.cross_entropy(
+        x, x.softmax(1), x[0].detach().exp(), label_smoothing=0.1),
     "one_hot": lambda x: F.one_hot(x.argmax(1), x.shape[1]) * x,
     "one_hot of data": lambda x: F.one_hot(x.argmax(1)).sum() * x,
     "kron": lambda x: torch.kron(x, x[0]),

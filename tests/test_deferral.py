@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.frontend.capture import lazy_recompile
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.frontend.capture.lazy_recompile import MOST
 
@@ -340,6 +341,22 @@ def test_a_program_for_each_number_waits_and_is_warned_of_once() -> None:
     (warning,) = said
     assert "dim 0 of y" in str(warning.message) and "for row in y" in str(warning.message)
     assert "9 calls ran as PyTorch" in " ".join(str(model.explain()).split())
+
+
+def test_a_stride_that_changes_is_not_called_a_number_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_recompile, "KINDS", 1)
+
+    def scaled(x: Tensor) -> Tensor:
+        for _ in range(x.stride(0)):
+            x = x + 1
+        return x
+
+    model = anyshape.compile(scaled, defer=True)
+    with pytest.warns(FallbackWarning, match="stride 0 of x") as said:
+        for n in range(3, 10):
+            x = torch.randn(4, n)[:, :2]
+            torch.testing.assert_close(model(x), scaled(x))
+    assert "for one cause" in str(said[0].message) and "each number" not in str(said[0].message)
 
 
 def test_hooks_that_fill_a_list_take_few_programs() -> None:

@@ -375,3 +375,19 @@ def test_what_eager_refuses_of_data_and_sizes_is_refused() -> None:
     for n in (2, 1):
         with pytest.raises(IndexError):
             scatter(torch.randn(3, n))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.full(x.shape, x.shape[0] * 2**62), lambda x: torch.arange(x.shape[0]) - x.shape[0] * 2**62,
+    lambda x: x.long().clamp(max=x.shape[0] * 2**62)], ids=["filled", "subtracted", "clamped"])
+@pytest.mark.parametrize("limit", [{}, {"memory_limit": "50MB"}], ids=["free", "limited"])
+def test_a_number_made_of_sizes_that_does_not_fit_is_refused(function, limit):
+    """Eager raises an OverflowError of some kind; the kernels would wrap around in silence."""
+    fast = anyshape.compile(function, strict=True, **limit)
+    torch.testing.assert_close(fast(torch.ones(1)), function(torch.ones(1)))
+    for rows in (4, 5):
+        with pytest.raises((OverflowError, RuntimeError)):
+            function(torch.ones(rows))
+        with pytest.raises(anyshape.AnyShapeError, match="64 bits") as told:
+            fast(torch.ones(rows))
+        assert "4611686018427387904" in str(told.value)

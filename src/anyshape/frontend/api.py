@@ -277,9 +277,9 @@ class CompiledCallable:
         self.deferral.ran(pattern, result, seconds)
         why = self.deferral.warning(pattern)
         if why:
-            warn("calls need a program for each number that their code asks for; they run as PyTorch would.", why,
-                 "compute with the number as a tensor, or take that line out of what is compiled; defer=False traces "
-                 "at once; see explain()")
+            warn("calls that no program takes keep coming, for one cause; they run as PyTorch would.", why,
+                 "keep what it names the same from call to call, compute with it as a tensor, or take that line out of "
+                 "what is compiled; defer=False traces at once; see explain()")
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""

@@ -14,8 +14,12 @@ from anyshape.ir.types import kind_of
 from anyshape.ops.pointwise import POINTWISE
 from anyshape.ops.type_rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
-from anyshape.sym.expr import Call, Expr, Size, maximum
+from anyshape.sym.expr import Call, Expr, Size, maximum, minimum
 from anyshape.sym.prover import prove_nonnegative
+
+MOST = 2**63 - 1  # of an int64
+LARGE = 2**24  # a factor from which on a product with a size may leave 64 bits
+MOST_SIZES = 4  # that are multiplied in the number of elements of a usual tensor
 
 
 def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
@@ -26,6 +30,9 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
             found.update(dict.fromkeys(value.tensor.shape))
         if node.op in ("slice", "overwrite"):
             found.update(dict.fromkeys(_inside(node)))
+        numbers = (*node.inputs, *(value for _, value in node.attrs),
+                   *(size for value in node.outputs for size in value.tensor.shape))
+        found.update(dict.fromkeys(_in_64_bits(graph, size) for size in numbers if isinstance(size, Expr)))
     for size in list(found):
         found.update(dict.fromkeys(_under_roots(size)))
     return tuple(size for size in found if isinstance(size, Expr) and not prove_nonnegative(graph.facts, size))
@@ -58,6 +65,18 @@ def divided_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
             if not prove_nonnegative(graph.facts, size - 1):
                 found.setdefault(maximum(size, 1 - kind.count) - 1, node.where)
     return tuple(found.items())
+
+
+def _in_64_bits(graph: Graph, number: Expr) -> Size:
+    """Below 0 where a number made of sizes is no int64, as the kernels compute it. Only of numbers that may be that
+    large though memory holds tensors of these sizes: with a large factor, or of many sizes."""
+    if all(abs(factor) < LARGE and sum(power for _, power in mono) <= MOST_SIZES for mono, factor in number.terms):
+        return 0
+    least: Size = 0
+    for end in (MOST - number, number + MOST + 1):
+        if not prove_nonnegative(graph.facts, end):
+            least = minimum(least, maximum(end, -1))  # between -1 and 0: a formula's value is an int64 too
+    return least
 
 
 def _under_roots(size: Size) -> Iterator[Size]:

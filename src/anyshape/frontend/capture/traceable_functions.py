@@ -414,7 +414,51 @@ def masked_select(input: torch.Tensor, mask: torch.Tensor, *, out: torch.Tensor 
     if mask.dtype is not torch.bool:
         return aten.masked_select(input, mask)  # it says what is wrong
     every, chosen = torch.broadcast_tensors(input, mask)
+    if every.dim() == 0:  # of one element the tracer asks whether it is selected; of two it does not
+        every, chosen = every.expand(2), torch.stack((chosen, torch.zeros_like(chosen)))
     return every[chosen]
+
+
+def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+                  size_average: bool | None = None, ignore_index: int = -100, reduce: bool | None = None,
+                  reduction: str = "mean", label_smoothing: float = 0.0) -> torch.Tensor:
+    """torch.nn.functional.cross_entropy; with weights and smoothing, or probabilities as target, the operator takes the
+    number of classes as a number.
+
+    Args:
+        input: [classes], [n, classes] or [n, classes, ...]. target: class numbers without the dim of classes, i64, or
+            probabilities of `input`'s shape. weight: [classes].
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _legacy_reduction(size_average, reduce)
+    number, probabilities = _reduction_number(reduction), target.is_floating_point()
+    if (weight is None or not (probabilities or label_smoothing > 0) or label_smoothing > 1
+            or (ignore_index >= 0 if probabilities else weight.dtype != input.dtype) or input.dim() == 0
+            or target.dim() != input.dim() - (not probabilities)):
+        return aten.cross_entropy_loss(input, target, weight, number, ignore_index, label_smoothing)
+    dim = min(input.dim() - 1, 1)
+    classes = input.shape[dim]
+    if weight.dim() != 1 or weight.shape[0] != classes:
+        return aten.cross_entropy_loss(input, target, weight, number, ignore_index, label_smoothing)  # it says so
+    logarithms = input.log_softmax(dim)
+    across = weight.reshape([-1 if at == dim else 1 for at in range(input.dim())])
+    if probabilities:
+        if label_smoothing > 0:
+            target = target * (1 - label_smoothing) + label_smoothing / classes
+        losses = -(logarithms * target * across)
+        if number == 0:
+            return losses.sum(dim)
+        return losses.sum() / (losses.numel() / classes) if number == 1 else losses.sum()
+    smooth = -(logarithms * across).sum(dim)
+    ignored = target == ignore_index
+    smooth = smooth.masked_fill(ignored, 0)
+    if number == 1:
+        counted = weight.index_select(0, torch.where(ignored, 0, target).reshape(-1))
+        smooth = smooth.sum() / counted.masked_fill(ignored.reshape(-1), 0).sum()
+    elif number == 2:
+        smooth = smooth.sum()
+    exact = aten.nll_loss_nd(logarithms, target, weight, number, ignore_index)
+    return (1 - label_smoothing) * exact + smooth * (label_smoothing / classes)
 
 
 # function -> what is traced in its place, also where it is called as a method
@@ -434,6 +478,7 @@ IN_PYTHON: dict[Any, Any] = {
     torch.select_scatter: select_scatter,
     torch.take_along_dim: take_along_dim,
     functional.binary_cross_entropy: binary_cross_entropy,
+    functional.cross_entropy: cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multi_margin_loss: multi_margin_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,

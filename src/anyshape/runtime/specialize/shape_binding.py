@@ -157,14 +157,16 @@ def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]
     `plan.divided`, these values. `names`: of sizes, in the user's words.
 
     Raises:
-        InputError: a tensor inside would have a size below 0: eager PyTorch goes another way.
+        InputError: a tensor inside would have a size below 0: eager PyTorch goes another way; or a number made of sizes
+            is no int64.
         IndexRangeError: an index selects from a dim without elements. DivisionError: a size that is 0 divides.
     """
     if min(nonnegative, default=0) < 0:
         below = [f"{renamed(str(size), names)} is {number}"
                  for size, number in zip(plan.nonnegative, nonnegative, strict=True) if number < 0]
         raise InputError(f"{plan.name} does not take these sizes",
-                         why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
+                         why="a size inside, or a difference of sizes, would be below 0, or a number made of sizes "
+                             f"does not fit in 64 bits: {', '.join(below)}",
                          do="compile the program again for these sizes")
     if min(selected, default=0) >= 0:
         return
