@@ -207,7 +207,12 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
                                    memory_limit=limit, **more), model
 
     def budgets(step: Any) -> list[Any]:
-        return [one.executable.limit for one in step.programs if one.executable.limit is not None]
+        found, orders = [], [one.executable for one in step.programs]
+        while orders:  # a call takes the order of a program's steps that fits
+            one = orders.pop(0)
+            found += [one.limit] if one.limit is not None else []
+            orders += [one.other] if one.other is not None else []
+        return found
 
     def weights(step: Any, model: nn.Module) -> list[Tensor]:
         with step.whole():
@@ -217,10 +222,11 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     before = anyshape.stats()["collectives"]
     wanted = [free(one) for one in given]
     sent = anyshape.stats()["collectives"] - before
-    [limit, *_] = budgets(free)
-    values = next(iter(limit.program.specializations.values())).values
+    limits = budgets(free)
+    values = next(iter(limits[0].program.specializations.values())).values
     needs: list[Any] = [None] * world
-    dist.all_gather_object(needs, (limit.needed(values, SAVE_ALL), limit.least(values)))
+    dist.all_gather_object(needs, (min(one.needed(values, SAVE_ALL) for one in limits),
+                                   min(one.least(values) for one in limits)))
     step, model = made(max(least for _, least in needs) - 64)
     begun = weights(step, model)
     found = refusal(lambda: step(given[0]))
@@ -338,7 +344,11 @@ def refused_before_a_step() -> dict[str, list[str]]:
     platform.python_version = version
     step: Any = made()()
     found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
-    with step.whole():  # and all is well after it
+    searched: Any = made("auto")()  # it has no mesh before its first step
+    saves, steps = partial(searched.save, "nowhere"), partial(searched, torch.ones(2, 2))
+    found["a save before a search"] = refusal(saves if rank == 0 else steps)["lines"]
+    found["a load before a search"] = refusal(steps if rank == 0 else partial(searched.load, "nowhere"))["lines"]
+    with step.whole(), searched.whole():  # and all is well after it
         return found
 
 

@@ -97,7 +97,9 @@ def keeps_to_a_limit(found: list[dict[str, Any]], alike: bool = False) -> None:
     least = max(least for _, least in found[0]["needs"])
     for one in found:
         assert [line.split()[0] for line in one["lines"][1:]] == ["where:", "why:", "do:"], found
-        assert one["lines"][3].split("set memory_limit to ")[1].split()[0] == str(least) and one["changed"] == 0, found
+        named = int(one["lines"][3].split("set memory_limit to ")[1].split()[0])
+        # clipped steps are tried as other programs, too, which may need less, but not what was refused
+        assert least - 64 < named <= least and one["changed"] == 0, found
         assert one["worst"] < 1e-5 and one["sent"] == 0, found
     first, second = (one["dropped"] for one in found)
     assert first > 0 and (second > 0) == alike, found

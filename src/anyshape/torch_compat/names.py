@@ -52,6 +52,8 @@ NEEDED = {
     "torch._functorch.partitioners.min_cut_rematerialization_partition": Name("cuts a joint graph into a forward and a "
                                                                              "backward"),
     "torch._guards.TracingContext": Name("what the trace that is going on knows"),
+    "torch._dynamo.utils.counters": Name("parts of a model under DistributedDataParallel, by torch.compile", quiet=True,
+                                         without="torch's DDPOptimizer takes shapes between parts from PyTorch"),
     f"{FAKE}FakeTensor": Name("the tensors of a trace"),
     f"{FAKE}FakeTensorMode": Name("the tensors of a trace"),
     f"{FAKE}unset_fake_temporarily": Name("real memory while a trace is going on"),
