@@ -227,7 +227,9 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     needs: list[Any] = [None] * world
     dist.all_gather_object(needs, (min(one.needed(values, SAVE_ALL) for one in limits),
                                    min(one.least(values) for one in limits)))
-    step, model = made(max(least for _, least in needs) - 64)
+    # clipped steps are tried as other programs, too, which may need less
+    least = max(least for _, least in needs)
+    step, model = made(least // 2 if more else least - 64)
     begun = weights(step, model)
     found = refusal(lambda: step(given[0]))
     changed = sum(not torch.equal(a, b) for a, b in zip(begun, weights(step, model), strict=True))
@@ -239,6 +241,29 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
     dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
     return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "needs": needs}
+
+
+def limited_search() -> dict[str, Any]:
+    """Steps of a strategy that is searched for under a limit, beside the same without one; and under one that nothing
+    keeps to."""
+    torch.manual_seed(dist.get_rank())
+    tokens = torch.randint(0, 60, (6, 17))
+
+    def made(strategy: str, **more: Any) -> Any:
+        torch.manual_seed(0)
+        model = Llama(2)
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, strict=True, threads=1,
+                                   **more)
+
+    plain = made("ddp")
+    wanted = [plain(tokens) for _ in range(3)]
+    worst = 0.0
+    for limit in ("100MB", "600kB"):
+        step = made("auto", memory_limit=limit)
+        worst = max([worst, *(difference(step(tokens), loss) for loss in wanted)])
+    step = made("auto", memory_limit="10kB")
+    return {"worst": worst, **refusal(lambda: step(tokens)), "programs": len(step.programs),
+            "explained": str(step.explain())}
 
 
 def ring_attention() -> dict[str, Any]:
@@ -338,6 +363,8 @@ def refused_before_a_step() -> dict[str, list[str]]:
     found = {"strategies": refusal(made("ddp" if rank == 0 else mesh_of(fsdp=world)))["lines"],
              "processes": refusal(made(mesh_of(data=world + 1)))["lines"],
              "a strategy that is none": refusal(made("ddp" if rank else "other"))["lines"],
+             "a pipeline with a limit": refusal(made("pp", memory_limit="1MB"))["lines"],
+             "limits": refusal(made(**({"memory_limit": "1MB"} if rank == 0 else {})))["lines"],
              "optimisers": refusal(made(rate=0.1 * (1 + rank)))["lines"], "models": other_model()["lines"]}
     version, platform.python_version = platform.python_version, lambda: f"3.{rank}"
     found["versions"] = refusal(made())["lines"]
@@ -496,8 +523,8 @@ def main() -> None:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
-           "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
+    own = {"lengths": lengths_differ, "limited_search": limited_search, "messages": messages,
+           "other_model": other_model, "other_code": other_code, "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "limited":

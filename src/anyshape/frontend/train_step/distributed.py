@@ -190,11 +190,17 @@ def distribution_of(given: object, names: Callable[[], list[str]], limited: bool
     fault: AnyShapeError | None = None
     try:
         strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+        if limited and strategy.pipe is not None:
+            raise ConfigError("a pipeline, or micro-batches, keep to no limit in bytes", where=str(strategy.mesh),
+                              why="how many micro-batches wait for their backward is up to the schedule, and their "
+                                  "values are counted by no program",
+                              do="leave memory_limit out and take more micro-batches, or take a strategy without pp")
     except AnyShapeError as error:
         fault = error
     # groups of processes are made by all ranks in one order: first they agree on which
     every = mesh_of_all()
-    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}"})
+    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}",
+                  "having a limit in bytes": str(limited)})
     if fault is not None:
         raise fault if every.rank == 0 else type(fault)(f"rank {every.rank}: {fault.what} (see rank 0)")
     mesh = process_mesh(strategy.mesh)
