@@ -524,7 +524,8 @@ def main() -> None:
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "limited_search": limited_search, "messages": messages,
-           "other_model": other_model, "other_code": other_code, "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
+           "other_model": other_model, "other_code": other_code, "other_rows": other_rows,
+           "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "limited":
