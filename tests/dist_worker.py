@@ -262,8 +262,9 @@ def limited_search() -> dict[str, Any]:
         step = made("auto", memory_limit=limit)
         worst = max([worst, *(difference(step(tokens), loss) for loss in wanted)])
     step = made("auto", memory_limit="10kB")
+    sizes = {"arguments_0_0": 12, "arguments_0_1": 17, "local_data_0": 6, "rank_data": dist.get_rank()}
     return {"worst": worst, **refusal(lambda: step(tokens)), "programs": len(step.programs),
-            "explained": str(step.explain())}
+            "explained": str(step.explain()), "memory": str(plain.memory(**sizes))}
 
 
 def ring_attention() -> dict[str, Any]:
