@@ -52,8 +52,6 @@ NEEDED = {
     "torch._functorch.partitioners.min_cut_rematerialization_partition": Name("cuts a joint graph into a forward and a "
                                                                              "backward"),
     "torch._guards.TracingContext": Name("what the trace that is going on knows"),
-    "torch._dynamo.utils.counters": Name("parts of a model under DistributedDataParallel, by torch.compile", quiet=True,
-                                         without="torch's DDPOptimizer takes shapes between parts from PyTorch"),
     f"{FAKE}FakeTensor": Name("the tensors of a trace"),
     f"{FAKE}FakeTensorMode": Name("the tensors of a trace"),
     f"{FAKE}unset_fake_temporarily": Name("real memory while a trace is going on"),
@@ -229,6 +227,10 @@ CALLS = {
                                                         "nothing is counted"),
 }
 
+DDP = {"torch._dynamo.utils.counters": Name(
+    "parts of a model under DistributedDataParallel, by torch.compile",
+    "such parts run as PyTorch; anyshape.compile compiles the model as one", quiet=True)}
+
 TRAIN_STEP = {path: Name("a whole train step as one program", APART) for path in (
     "torch._guards.tracing", "torch._amp_update_scale_", "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
     "torch.optim.optimizer._global_optimizer_pre_hooks", "torch.optim.optimizer._global_optimizer_post_hooks",
@@ -245,4 +247,4 @@ WARM_START = {path: Name("programs that a second process takes from the cache", 
     f"{DYNAMO}variables.nn_module", "torch._logging.trace_structured",
     "torch.overrides._get_current_function_mode_stack", "torch.utils._device", "torch.utils._ordered_set.OrderedSet")}
 
-NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}
+NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **DDP, **TRAIN_STEP, **WARM_START}

@@ -112,7 +112,8 @@ def known_sizes(compilation: Compilation) -> set[str]:
     found = {name for program in native_programs(compilation) for name in _sizes_of(program, compilation)}
     for program in native_programs(compilation):
         names = compilation.names_of(program.name)
-        found |= {names.get(one, one) for one in program.executable.layout.symbols if not one.startswith(UNUSED)}
+        found |= {names.get(one, one) for one in program.compiled.executable.layout.symbols
+                  if not one.startswith(UNUSED)}
     return found
 
 

@@ -341,8 +341,10 @@ def is_fake(value: Any) -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """True for a fake tensor of the trace that is going on: it stands for one that has numbers when the graph runs."""
-    return isinstance(value, FakeTensor) and value.fake_mode is getattr(tracing_context(), "fake_mode", None)
+    """True for a fake tensor of the trace that is going on: it stands for one that has numbers when the graph runs. (So
+    torch's DDPOptimizer has parts of a graph compiled; where it cannot be told of that, none is true.)"""
+    return (isinstance(value, FakeTensor) and value.fake_mode is getattr(tracing_context(), "fake_mode", None)
+            and compat.has("torch._dynamo.utils.counters"))
 
 
 def storage_key(value: Any) -> int | None:
