@@ -117,7 +117,7 @@ def test_a_search_under_a_limit_leaves_the_last_word_to_the_step() -> None:
         assert one["worst"] < 1e-5, one
         assert "within the limit of rank" in one["lines"][0] and "fsdp" in one["explained"], one
         assert int(one["lines"][3].split("set memory_limit to ")[1].split()[0]) > 10_000, one
-        assert "alive at the peak" in one["memory"] and "give" not in one["memory"], one  # sizes of a rank are given, too
+        assert "alive at the peak" in one["memory"] and "give" not in one["memory"], one
 
 
 @pytest.mark.full
