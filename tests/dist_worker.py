@@ -207,7 +207,12 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
                                    memory_limit=limit, **more), model
 
     def budgets(step: Any) -> list[Any]:
-        return [one.executable.limit for one in step.programs if one.executable.limit is not None]
+        found, orders = [], [one.executable for one in step.programs]
+        while orders:  # a call takes the order of a program's steps that fits
+            one = orders.pop(0)
+            found += [one.limit] if one.limit is not None else []
+            orders += [one.other] if one.other is not None else []
+        return found
 
     def weights(step: Any, model: nn.Module) -> list[Tensor]:
         with step.whole():
@@ -217,11 +222,14 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     before = anyshape.stats()["collectives"]
     wanted = [free(one) for one in given]
     sent = anyshape.stats()["collectives"] - before
-    [limit, *_] = budgets(free)
-    values = next(iter(limit.program.specializations.values())).values
+    limits = budgets(free)
+    values = next(iter(limits[0].program.specializations.values())).values
     needs: list[Any] = [None] * world
-    dist.all_gather_object(needs, (limit.needed(values, SAVE_ALL), limit.least(values)))
-    step, model = made(max(least for _, least in needs) - 64)
+    dist.all_gather_object(needs, (min(one.needed(values, SAVE_ALL) for one in limits),
+                                   min(one.least(values) for one in limits)))
+    # clipped steps are tried as other programs, too, which may need less
+    least = max(least for _, least in needs)
+    step, model = made(least // 2 if more else least - 64)
     begun = weights(step, model)
     found = refusal(lambda: step(given[0]))
     changed = sum(not torch.equal(a, b) for a, b in zip(begun, weights(step, model), strict=True))
@@ -233,6 +241,30 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
     dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
     return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "needs": needs}
+
+
+def limited_search() -> dict[str, Any]:
+    """Steps of a strategy that is searched for under a limit, beside the same without one; and under one that nothing
+    keeps to."""
+    torch.manual_seed(dist.get_rank())
+    tokens = torch.randint(0, 60, (6, 17))
+
+    def made(strategy: str, **more: Any) -> Any:
+        torch.manual_seed(0)
+        model = Llama(2)
+        return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=strategy, strict=True, threads=1,
+                                   **more)
+
+    plain = made("ddp")
+    wanted = [plain(tokens) for _ in range(3)]
+    worst = 0.0
+    for limit in ("100MB", "600kB"):
+        step = made("auto", memory_limit=limit)
+        worst = max([worst, *(difference(step(tokens), loss) for loss in wanted)])
+    step = made("auto", memory_limit="10kB")
+    sizes = {"arguments_0_0": 12, "arguments_0_1": 17, "local_data_0": 6, "rank_data": dist.get_rank()}
+    return {"worst": worst, **refusal(lambda: step(tokens)), "programs": len(step.programs),
+            "explained": str(step.explain()), "memory": str(plain.memory(**sizes))}
 
 
 def ring_attention() -> dict[str, Any]:
@@ -332,13 +364,19 @@ def refused_before_a_step() -> dict[str, list[str]]:
     found = {"strategies": refusal(made("ddp" if rank == 0 else mesh_of(fsdp=world)))["lines"],
              "processes": refusal(made(mesh_of(data=world + 1)))["lines"],
              "a strategy that is none": refusal(made("ddp" if rank else "other"))["lines"],
+             "a pipeline with a limit": refusal(made("pp", memory_limit="1MB"))["lines"],
+             "limits": refusal(made(**({"memory_limit": "1MB"} if rank == 0 else {})))["lines"],
              "optimisers": refusal(made(rate=0.1 * (1 + rank)))["lines"], "models": other_model()["lines"]}
     version, platform.python_version = platform.python_version, lambda: f"3.{rank}"
     found["versions"] = refusal(made())["lines"]
     platform.python_version = version
     step: Any = made()()
     found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
-    with step.whole():  # and all is well after it
+    searched: Any = made("auto")()  # it has no mesh before its first step
+    saves, steps = partial(searched.save, "nowhere"), partial(searched, torch.ones(2, 2))
+    found["a save before a search"] = refusal(saves if rank == 0 else steps)["lines"]
+    found["a load before a search"] = refusal(steps if rank == 0 else partial(searched.load, "nowhere"))["lines"]
+    with step.whole(), searched.whole():  # and all is well after it
         return found
 
 
@@ -486,8 +524,9 @@ def main() -> None:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mode, *options = sys.argv[1:]
-    own = {"lengths": lengths_differ, "messages": messages, "other_model": other_model, "other_code": other_code,
-           "other_rows": other_rows, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
+    own = {"lengths": lengths_differ, "limited_search": limited_search, "messages": messages,
+           "other_model": other_model, "other_code": other_code, "other_rows": other_rows,
+           "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "limited":

@@ -20,6 +20,7 @@ import anyshape
 from anyshape.base.errors import AnyShapeError
 
 WIDTH = 32
+WIDE = 320  # weights of 3.3 MB: with buckets of 1 MiB torch.compile cuts a forward at their borders
 
 
 class Block(nn.Module):
@@ -81,8 +82,8 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]
 
 
-def trained(reference: nn.Module, model: nn.Module, *, quiet: bool = False, rows: int = 1,
-            hook: Any = None) -> dict[str, Any]:
+def trained(reference: nn.Module, model: nn.Module, *, quiet: bool = False, rows: int = 1, hook: Any = None,
+            width: int = WIDTH) -> dict[str, Any]:
     """Trains both on lengths that differ by step, and by rank where `rows` is 1; compares weights, buffers, losses."""
     for one in (reference, model) if hook else ():
         one.register_comm_hook(None, hook)
@@ -91,7 +92,7 @@ def trained(reference: nn.Module, model: nn.Module, *, quiet: bool = False, rows
     worst = 0.0
     for number, length in enumerate((3, 5, 8, 7)):
         torch.manual_seed(10 * number + dist.get_rank() * rows)
-        x = torch.randn(length + 2 * dist.get_rank() * rows, WIDTH)
+        x = torch.randn(length + 2 * dist.get_rank() * rows, width)
         losses = []
         for one, optimizer in zip((reference, model), optimizers, strict=True):
             skips = quiet and number % 2 == 0
@@ -182,6 +183,8 @@ def more() -> dict[str, Any]:
     return {
         **found,
         "backend": pair(lambda: parallel(Net()), lambda: by_backend(DistributedDataParallel(Net()))),
+        "buckets": pair(lambda: parallel(Net(WIDE)), lambda: by_backend(DistributedDataParallel(
+            Net(WIDE), bucket_cap_mb=1)), width=WIDE),
         "fsdp": pair(lambda: sharded(Net()), lambda: strict(sharded(Net()))),
         "collectives": collectives(),
         "unused": pair(lambda: parallel(Unused(), find_unused_parameters=True),

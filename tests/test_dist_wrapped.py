@@ -34,6 +34,9 @@ def test_what_wrappers_can_be_told() -> None:
     check(found, **dict.fromkeys(("view", "static", "buffers", "unused", "quiet", "inside", "hook", "backend"),
                                  ONE_PROGRAM), collectives=1 + ONE_PROGRAM)
     for rank in found:
+        one = rank["buckets"]  # a forward and a backward for each part that torch makes
+        assert one["worst"] < 1e-5 and one["programs"] > ONE_PROGRAM and one["programs"] % ONE_PROGRAM == 0, found
+        assert one["eager_calls"] == 0 and one["runs"] == 4 * one["programs"], found
         for name in ("fsdp", "blocks", "kept", "loop", "mixed"):
             one = rank[name]
             assert one["worst"] < (1e-2 if name == "mixed" else 1e-5), (name, found)

@@ -30,7 +30,7 @@ from anyshape.frontend.programs.eager_fallback import FallbackWarning, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.train_step.auto_strategy import AUTO, searched
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
-from anyshape.frontend.train_step.distributed import as_batch, distribution_of, meet
+from anyshape.frontend.train_step.distributed import as_batch, distribution_of, meet, mesh_of_all
 from anyshape.frontend.train_step.optimizer_state import StepStates
 from anyshape.frontend.train_step.step_module import StepState, WholeStep
 from anyshape.frontend.train_step.traced_gradients import gradients_of
@@ -150,6 +150,7 @@ class TrainStep:
         state = self._whole.state
         if self.settings.strategy is not None:
             if state.distribution is None:  # the search needs a batch
+                self._meet("step")
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
                 state.distribution = distribution_of(found.strategy, self._names, one.config.limited)
@@ -224,11 +225,22 @@ class TrainStep:
         """
         distribution = None if self._apart is not None else self._whole.state.distribution
         with ExitStack() as entered:
-            if distribution is not None:
-                with told_of_lost_ranks():
-                    together(distribution.mesh, "whole")
+            with told_of_lost_ranks():
+                self._meet("whole")
+                if distribution is not None:
                     entered.enter_context(distribution.whole())
             yield
+
+    def _meet(self, what: str) -> None:
+        """Under a strategy, all ranks do the same now. One that is searched for has no mesh of its own before the first
+        step.
+
+        Raises:
+            RankError: some do something else; nothing has been done.
+        """
+        if self.settings.strategy is not None:
+            distribution = self._whole.state.distribution
+            together(mesh_of_all() if distribution is None else distribution.mesh, what)
 
     def _refuse_alone(self, why: str) -> None:
         """Raises Unsupported under a strategy: the optimiser as it is knows nothing of other ranks."""
@@ -356,8 +368,7 @@ class TrainStep:
         with self._lock, told_of_lost_ranks():
             self._saver.wait()
             distribution = None if self._apart is not None else self._whole.state.distribution
-            if distribution is not None:
-                together(distribution.mesh, "save")
+            self._meet("save")
             found = consistently(self._saver, lambda: found_in(
                 self._state(), one.model, one.optimizer, one.scaler, others, distribution, self._saver.rank))
             self._saver.save(Path(folder), found, self.count, keep, wait)
@@ -390,8 +401,7 @@ class TrainStep:
         one = self.settings
         with self._lock, told_of_lost_ranks():
             self._saver.wait()
-            if self._apart is None and self._whole.state.distribution is not None:
-                together(self._whole.state.distribution.mesh, "load")
+            self._meet("load")
             path = newest(Path(folder), self._saver.is_distributed)
             if path is None:
                 if missing_ok:

@@ -229,6 +229,10 @@ CALLS = {
                                                         "nothing is counted"),
 }
 
+DDP = {"torch._dynamo.utils.counters": Name(
+    "parts of a model under DistributedDataParallel, by torch.compile",
+    "such parts run as PyTorch; anyshape.compile compiles the model as one", quiet=True)}
+
 TRAIN_STEP = {path: Name("a whole train step as one program", APART) for path in (
     "torch._guards.tracing", "torch._amp_update_scale_", "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
     "torch.optim.optimizer._global_optimizer_pre_hooks", "torch.optim.optimizer._global_optimizer_post_hooks",
@@ -245,4 +249,4 @@ WARM_START = {path: Name("programs that a second process takes from the cache", 
     f"{DYNAMO}variables.nn_module", "torch._logging.trace_structured",
     "torch.overrides._get_current_function_mode_stack", "torch.utils._device", "torch.utils._ordered_set.OrderedSet")}
 
-NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **TRAIN_STEP, **WARM_START}
+NAMES: dict[str, Name] = {**NEEDED, **ALL_SIZES, **TRACING, **CALLS, **DDP, **TRAIN_STEP, **WARM_START}

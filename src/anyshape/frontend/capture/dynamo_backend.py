@@ -77,11 +77,27 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     lack = compat.lack()
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
-    if any(api.is_fake(value) for value in example_inputs):
+    fakes = [value for value in example_inputs if api.is_fake(value)]
+    if fakes and not all(map(api.is_traced, fakes)):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
+    found = _compiled_graph(gm, example_inputs, compilation)
+    return _or_shapes(found, gm) if fakes else found
+
+
+def _or_shapes(compiled: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
+    """A compiled part of a graph that gives shapes for shapes: torch's DDPOptimizer cuts a graph at the borders of its
+    buckets, has each part compiled, and calls it on fake tensors for the operands of the next one."""
+    def call(*inputs: Any) -> Any:
+        return (gm.forward if any(map(api.is_fake, inputs)) else compiled)(*inputs)
+
+    return call
+
+
+def _compiled_graph(gm: GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
+    """What runs a graph: through AOTAutograd, forward and backward apart."""
     number = compilation.next_graph(size_names(gm))
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):

@@ -108,8 +108,13 @@ def native_programs(compilation: Compilation) -> list[NativeProgram]:
 
 
 def known_sizes(compilation: Compilation) -> set[str]:
-    """The names of all programs' sizes."""
-    return {name for program in native_programs(compilation) for name in _sizes_of(program, compilation)}
+    """The names of all programs' sizes: of the whole, and of a rank's part of it."""
+    found = {name for program in native_programs(compilation) for name in _sizes_of(program, compilation)}
+    for program in native_programs(compilation):
+        names = compilation.names_of(program.name)
+        found |= {names.get(one, one) for one in program.compiled.executable.layout.symbols
+                  if not one.startswith(UNUSED)}
+    return found
 
 
 def given_values(compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str, int]:

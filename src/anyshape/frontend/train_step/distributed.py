@@ -162,7 +162,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         raise ConfigError(f"strategy is {given!r}, and there is one process",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
-    every = process_mesh(_line_of_all())
+    every = mesh_of_all()
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     agree(every, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
@@ -174,8 +174,9 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     meet_peers(every)
 
 
-def _line_of_all() -> Mesh:
-    return Mesh((Axis("ranks", dist.get_world_size()),))
+def mesh_of_all() -> ProcessMesh:
+    """All processes in one line, for what they agree on before they have a strategy."""
+    return process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
 
 
 def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
@@ -189,11 +190,17 @@ def distribution_of(given: object, names: Callable[[], list[str]], limited: bool
     fault: AnyShapeError | None = None
     try:
         strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+        if limited and strategy.pipe is not None:
+            raise ConfigError("a pipeline, or micro-batches, keep to no limit in bytes", where=str(strategy.mesh),
+                              why="how many micro-batches wait for their backward is up to the schedule, and their "
+                                  "values are counted by no program",
+                              do="leave memory_limit out and take more micro-batches, or take a strategy without pp")
     except AnyShapeError as error:
         fault = error
     # groups of processes are made by all ranks in one order: first they agree on which
-    every = process_mesh(_line_of_all())
-    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}"})
+    every = mesh_of_all()
+    agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}",
+                  "having a limit in bytes": str(limited)})
     if fault is not None:
         raise fault if every.rank == 0 else type(fault)(f"rank {every.rank}: {fault.what} (see rank 0)")
     mesh = process_mesh(strategy.mesh)

@@ -95,7 +95,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
     with _settings_of_aot(unlift_effect_tokens=True, remat_using_tags_for_fwd_loss_bwd_graph=False), \
-            _first_calls_like_others(), nothing_drawn_in_vain(), eager_operators():
+            _first_calls_like_others(), _part_of_ddp(), nothing_drawn_in_vain(), eager_operators():
         return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
@@ -121,6 +121,23 @@ def _first_calls_like_others() -> Iterator[None]:
         yield
     finally:
         kind.__init__ = made
+
+
+@contextlib.contextmanager
+def _part_of_ddp() -> Iterator[None]:
+    """Inside, what DDPOptimizer asks of AOTAutograd for each part of a graph: the compilation is counted, for it keeps
+    the metadata of those that were, one for each backward to come. It asks for wrappers whose first call gives shapes
+    alone, too; here the graph itself gives them, and the first call computes as any other."""
+    context, counters = tracing_context(), compat.get("torch._dynamo.utils.counters")
+    if getattr(context, "ddp_optimizer_ctx", None) is None or counters is None:
+        yield
+        return
+    context.fakify_first_call = False
+    try:
+        yield
+        counters["aot_autograd"]["total"] += 1
+    finally:
+        context.fakify_first_call = True
 
 
 def is_restart(error: BaseException) -> bool:
@@ -321,6 +338,13 @@ dispatch_modes: Callable[[], int] = compat.need("torch._C._len_torch_dispatch_st
 def is_fake(value: Any) -> bool:
     """True for a tensor that has a shape and no numbers (FakeTensorMode's)."""
     return isinstance(value, FakeTensor)
+
+
+def is_traced(value: Any) -> bool:
+    """True for a fake tensor of the trace that is going on: it stands for one that has numbers when the graph runs. (So
+    torch's DDPOptimizer has parts of a graph compiled; where it cannot be told of that, none is true.)"""
+    return (isinstance(value, FakeTensor) and value.fake_mode is getattr(tracing_context(), "fake_mode", None)
+            and compat.has("torch._dynamo.utils.counters"))
 
 
 def storage_key(value: Any) -> int | None:
