@@ -140,6 +140,7 @@ def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value
     terms = left.tensor.shape[-1]
 
     def sums(operand: Any, x: Value, dim: int, gone: bool) -> Value:
+        dim = max(dim, -x.tensor.rank)
         if isinstance(operand, Known) and not operand.symbolic:
             numbers = operand.array.astype(np.int64) + MOVES.get((operand.dtype, x.tensor.dtype), 0)
             found = c.tensor(known(numbers.sum(dim, keepdims=True).astype(np.int32), "i32"))
