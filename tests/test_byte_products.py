@@ -138,6 +138,45 @@ def test_zero_points_of_all_kinds(left: str, right: str, constant: bool) -> None
     assert anyshape.stats()["extern_calls"] == before
 
 
+# ---- of other front ends
+
+def test_integer_products_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+
+    @anyshape.compile(strict=True)
+    def scaled(x: Any, w: Any, s: Any) -> Any:
+        return torch._int_mm(x, w) * s
+
+    draw = np.random.default_rng(0)
+    before = anyshape.stats()["extern_calls"]
+    for rows, inner, columns in ((17, 8, 8), (40, 64, 24), (130, 1032, 40)):
+        x, w = (torch.from_numpy(drawn(draw, "int8", *shape)) for shape in ((rows, inner), (columns, inner)))
+        s = torch.rand(columns)
+        assert torch.equal(scaled(x, w.T, s), (x.long() @ w.T.long()).int() * s)
+    assert anyshape.stats()["extern_calls"] == before
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(("i8", "ui8"), repeat=2)))
+def test_products_of_stablehlo(left: str, right: str) -> None:
+    pytest.importorskip("jaxlib")
+    run = anyshape.compile_stablehlo(f"""
+module {{
+  func.func @main(%x: tensor<?x40x{left}>, %y: tensor<40x?x{right}>) -> tensor<?x?xi32> {{
+    %z = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0]
+        : (tensor<?x40x{left}>, tensor<40x?x{right}>) -> tensor<?x?xi32>
+    return %z : tensor<?x?xi32>
+  }}
+}}
+""")
+    draw = np.random.default_rng(0)
+    before = anyshape.stats()["extern_calls"]
+    for rows, columns in ((3, 5), (1, 70), (100, 33)):
+        x, y = (drawn(draw, {"i8": "int8", "ui8": "uint8"}[kind], *shape)
+                for kind, shape in ((left, (rows, 40)), (right, (40, columns))))
+        np.testing.assert_array_equal(run(x, y), x.astype(np.int32) @ y.astype(np.int32))
+    assert anyshape.stats()["extern_calls"] == before
+
+
 def test_saved_it_runs_without_torch(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     a, b = drawn(draw, "uint8", 3, 70), drawn(draw, "int8", 70, 9)
