@@ -442,7 +442,7 @@ def test_every_row_is_sampled() -> None:
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
-                       "grouped_inner", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
+                       "grouped_inner", "matmul_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -499,6 +499,17 @@ def test_matmul() -> None:
         expected = (a[..., :, :, None] * b[..., None, :, :]).sum(-2).to(found.dtype)
         bound = TOLERANCE.get(dtype, 0)
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+def test_products_of_bytes_wrap_around_and_take_u8_by_i8() -> None:
+    for batch, symbols in product(((), (2,), (2, n)), THREE):
+        sample = Sample("matmul_bytes", (T("u8", (*batch, n, 40)), T("i8", (*batch, 40, 3))), {}, THREE)
+        _, found, evaluator = run(sample, symbols)
+        a, b = evaluator.tensors["x"].long(), evaluator.tensors["x_1"].long()
+        assert found.dtype == torch.int32 and torch.equal(found, (a @ b).int())
+    for given in (("i8", "i8"), ("u8", "u8"), ("i8", "u8"), ("f32", "f32")):
+        with pytest.raises(VerifyError, match="u8"):
+            build(Sample("matmul_bytes", tuple(T(dtype, (4, 4)) for dtype in given)))
 
 
 def test_matmul_with_an_addend_is_rounded_once() -> None:

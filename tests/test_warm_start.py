@@ -1,6 +1,7 @@
 """Warm start: a second process takes captured programs from the cache, with their guards, and never a wrong one."""
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -271,6 +272,63 @@ def test_a_second_process_does_not_trace_and_changed_source_is_seen(tmp_path: Pa
     assert run() == [1, 1, 0, 0]
     source.write_text(NETWORK.format(number=25))
     assert run() == [0, 1, 0, 0]
+
+
+PROCESSES = """
+import multiprocessing, os, shutil, sys, threading
+sys.path.insert(0, sys.argv[1])
+import torch, anyshape, network
+
+def work(rows):
+    torch.manual_seed(0)
+    module = network.Network()
+    fast = anyshape.compile(module)
+    with torch.no_grad():
+        for count in (3, 1, rows):
+            x = torch.randn(count, 8)
+            torch.testing.assert_close(fast(x), module(x))
+    return anyshape.stats()["warm_starts"], anyshape.stats()["fallbacks"]
+
+if __name__ == "__main__":
+    way = sys.argv[2]
+    if way == "spawn":
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            found = pool.map(work, (8, 9))
+    elif way == "emptied":
+        found = [work(8)]
+        shutil.rmtree(os.environ["ANYSHAPE_CACHE_DIR"])
+        found.append(work(9))
+    elif way == "threads":
+        found = []
+        threads = [threading.Thread(target=lambda rows=rows: found.append(work(rows))) for rows in range(8, 12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    else:
+        found = [work(8)]
+    print(sorted(found))
+"""
+
+
+def test_processes_threads_and_a_cache_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "network.py").write_text(NETWORK.format(number=1))
+    script, cache = tmp_path / "script.py", tmp_path / "cache"
+    script.write_text(PROCESSES)
+    # how often programs came from the cache so far, and fall backs: by each call of `work`
+    for way, wanted in (("first", [(0, 0)]), ("spawn", [(1, 0), (1, 0)]), ("threads", None),
+                        ("emptied", [(1, 0), (1, 0)]), ("written again", [(1, 0)])):
+        cache.mkdir(mode=0o700, exist_ok=True)
+        done = subprocess.run([sys.executable, str(script), str(tmp_path), way], capture_output=True, text=True,
+                              timeout=300, check=False,
+                              env={**os.environ, "ANYSHAPE_CACHE_DIR": str(cache), "ANYSHAPE_WARM_START": "1",
+                                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(SOURCE)})
+        assert done.returncode == 0 and not done.stderr, (way, done.stderr)
+        found = ast.literal_eval(done.stdout)
+        if wanted is None:  # threads count together, in any order
+            assert len(found) == 4 and max(found)[0] >= 1 and all(fallbacks == 0 for _, fallbacks in found)
+        else:
+            assert found == wanted, way
 
 
 class Trained(nn.Module):

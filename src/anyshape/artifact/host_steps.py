@@ -173,6 +173,11 @@ def product(attrs: dict[str, Any], operands: Sequence[Array]) -> Array:
     return found + rest[0] * attrs.get("beta", 1) if rest else found
 
 
+def bytes_product(a: Array, b: Array) -> Array:
+    """u8 by i8 in i32: f64 holds the sums, which then wrap around."""
+    return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64).astype(np.int32)
+
+
 def attention(attrs: dict[str, Any], operands: Sequence[Array]) -> tuple[Array, Array]:
     """The results of attention, as ops/attention.py has them."""
     given = dict(zip(roles("attention", len(operands) + 2), operands, strict=False))
@@ -197,6 +202,7 @@ def attention(attrs: dict[str, Any], operands: Sequence[Array]) -> tuple[Array, 
 # a library step by its op, attributes, operands, and the shape of its first result
 STEPS: dict[str, Callable[[str, dict[str, Any], list[Array], tuple[int, ...]], tuple[Array, ...]]] = {
     **dict.fromkeys(("matmul", "matmul_add"), lambda op, attrs, operands, shape: (product(attrs, operands),)),
+    "matmul_bytes": lambda op, attrs, operands, shape: (bytes_product(*operands),),
     "attention": lambda op, attrs, operands, shape: attention(attrs, operands),
     "direct_conv": lambda op, attrs, operands, shape: (direct(attrs, operands),),
     "grouped_conv": lambda op, attrs, operands, shape: (grouped_conv(attrs, operands, shape),),

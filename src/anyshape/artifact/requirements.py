@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from anyshape.base.errors import Unsupported
-from anyshape.ops.matmul import GROUPED
+from anyshape.ops.matmul import GROUPED, PRODUCTS
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Plan
 from anyshape.runtime.numpy_ops import reason_against
@@ -10,7 +10,7 @@ from anyshape.runtime.numpy_ops import reason_against
 FORMAT, VERSION = "anyshape", 1
 WITH_VECTORS = 2  # the version of files with test vectors, which readers of version 1 do not know
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
-NATIVE = ("matmul", "matmul_add", "attention", "recurrence", "direct_conv", "grouped_conv", *GROUPED, *ROUTING)
+NATIVE = (*PRODUCTS, "attention", "recurrence", "direct_conv", "grouped_conv", *GROUPED, *ROUTING)
 
 
 def check(plan: Plan, name: str) -> None:

@@ -22,6 +22,7 @@ from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import kind_of, size_of
 from anyshape.ops.collective import COLLECTIVES, RINGS, parts_of
+from anyshape.ops.matmul import PRODUCTS
 from anyshape.sym.expr import Expr, Size, symbol, symbols_of
 
 Index = tuple[Size, ...]
@@ -302,6 +303,6 @@ def _of_collective(node: Node) -> Iterator[Factor]:
 
 
 TABLE: dict[str, Callable[[Node], Iterator[Factor]]] = {
-    "matmul": _matmul, "matmul_add": _matmul, "grouped": _grouped, "grouped_inner": _grouped_inner,
+    **dict.fromkeys(PRODUCTS, _matmul), "grouped": _grouped, "grouped_inner": _grouped_inner,
     "attention": _attention, "attention_backward": _attention_backward, "convolution": _convolution, "topk": _topk,
 }

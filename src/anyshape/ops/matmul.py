@@ -2,6 +2,8 @@
 
     matmul_add(a, b, c | alpha, beta)    alpha * (a @ b) + beta * c, rounded once; beta 0: c is not read
 
+    matmul_bytes(a, b)                   u8 by i8 in i32, exact but that sums wrap around
+
     grouped(x, weights, ends)            [S, K], [E, K, N], [E] -> [S, N]: rows ends[e-1]:ends[e] of x @ weights[e]
     grouped_inner(x, y, ends)            [M, S], [S, N], [E] -> [E, M, N]: columns of x @ rows of y, of each group
 
@@ -66,6 +68,15 @@ def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (result,)
 
 
+def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    a, b = tensor(name, inputs, 0), tensor(name, inputs, 1)
+    if (a.dtype, b.dtype) != ("u8", "i8"):
+        fail(name, f"operands have dtypes {a.dtype} and {b.dtype}", "give u8 and i8")
+    if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        fail(name, f"{a} and {b} are no matrices that can be multiplied")
+    return (TensorType("i32", a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
+
+
 def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types:
     x, y, ends, *behind = (tensor(name, inputs, position) for position in range(len(inputs)))
     native(name, x.dtype)
@@ -97,6 +108,8 @@ def _infer_grouped_inner(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 OPTIONAL = ("rounded", "dtype")
 add_row("matmul", "library", "a, b", _infer, optional=OPTIONAL)
 add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add, optional=OPTIONAL)
+add_row("matmul_bytes", "library", "a, b", _infer_bytes)
+PRODUCTS = ("matmul", "matmul_add", "matmul_bytes")
 GROUPED = ("grouped", "grouped_inner")  # products of groups of rows
 add_row("grouped", "library", "x, weights, ends, ...", _infer_grouped, optional=ORDERED[:1])
 add_row("grouped_inner", "library", "x, y, ends", _infer_grouped_inner)

@@ -43,6 +43,32 @@ def mm(t: Translator, a: Value, b: Value) -> Value:
     return matmul(t, a, b)
 
 
+def of_bytes(t: Translator, a: Value, b: Value) -> Value:
+    """[*B, M, K] @ [*B, K, N] of i8 or u8, in i32. The routine takes u8 by i8: what is held by the other dtype is moved
+    by 128, and that is taken off the sums."""
+    def moved(x: Value, dtype: str, by: int) -> Value:
+        if x.tensor.dtype == dtype:
+            return x
+        return t.cast(t.pointwise("add", t.cast(x, "i32"), by, dtype="i32"), dtype)
+
+    def less(total: Value, x: Value, dim: int, by: int) -> Value:
+        sums = t.reduce("sum", t.cast(x, "i32"), (x.tensor.rank + dim,), keep=True)
+        return t.pointwise("sub", total, t.pointwise("mul", sums, by, dtype="i32"), dtype="i32")
+
+    left, right = moved(a, "u8", 128), moved(b, "i8", -128)
+    total = t.op("matmul_bytes", left, right)
+    if left is not a:  # (left - 128) @ b
+        total = less(total, b, -2, 128)
+    return total if right is b else less(total, left, -1, -128)
+
+
+@translates(aten._int_mm.default)
+def int_mm(t: Translator, a: Value, b: Value) -> Value:
+    if a.tensor.dtype not in ("i8", "u8") or b.tensor.dtype not in ("i8", "u8"):
+        raise Decline(f"a product of {a.tensor.dtype} and {b.tensor.dtype}")
+    return of_bytes(t, a, b)
+
+
 @translates(aten.addmm.default, aten.baddbmm.default)
 def addmm(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
     if size_of(a.tensor.dtype) < 4 and (_is_not(alpha, 1) or _is_not(beta, 0)):

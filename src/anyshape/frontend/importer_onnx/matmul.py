@@ -15,14 +15,15 @@ from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Size, product
 
 
-def matmul(c: Call, a: Value, b: Value) -> Value:
-    """numpy's product: [*, M, K] @ [*, K, N], either may be a vector."""
+def matmul(c: Call, a: Value, b: Value, row: str = "") -> Value:
+    """numpy's product: [*, M, K] @ [*, K, N], either may be a vector. row: of the op table, where it is not that of the
+    dtype."""
     line_a, line_b = a.tensor.rank == 1, b.tensor.rank == 1
     if line_a:
         a = c.t.reshape(a, (1, *a.tensor.shape))
     if line_b:
         b = c.t.reshape(b, (*b.tensor.shape, 1))
-    result = _matrices(c, a, b)
+    result = _matrices(c, a, b, row)
     shape = list(result.tensor.shape)
     if line_a:
         del shape[-2]
@@ -31,11 +32,11 @@ def matmul(c: Call, a: Value, b: Value) -> Value:
     return c.t.reshape(result, shape)
 
 
-def _matrices(c: Call, a: Value, b: Value) -> Value:
+def _matrices(c: Call, a: Value, b: Value, row: str) -> Value:
     if b.tensor.rank == 2 and a.tensor.rank != 2:  # all rows at once
         lead = a.tensor.shape[:-1]
         rows = c.t.reshape(a, (product(lead), a.tensor.shape[-1]))
-        return c.t.reshape(_multiplied(c, rows, b), (*lead, b.tensor.shape[-1]))
+        return c.t.reshape(_multiplied(c, rows, b, row), (*lead, b.tensor.shape[-1]))
     rank = max(a.tensor.rank, b.tensor.rank)
     shapes = [(1,) * (rank - x.tensor.rank) + x.tensor.shape for x in (a, b)]
     batch: list[Size] = []
@@ -45,13 +46,15 @@ def _matrices(c: Call, a: Value, b: Value) -> Value:
         batch.append(n if m == 1 else m)
     a = c.t.broadcast(a, (*batch, *a.tensor.shape[-2:]))
     b = c.t.broadcast(b, (*batch, *b.tensor.shape[-2:]))
-    return _multiplied(c, a, b)
+    return _multiplied(c, a, b, row)
 
 
-def _multiplied(c: Call, a: Value, b: Value) -> Value:
+def _multiplied(c: Call, a: Value, b: Value, row: str = "") -> Value:
     """A product of matrices of one dtype. Of whole numbers: by f64, exact while sums stay below 2^53, or one by one."""
     if a.tensor.shape[-1] != b.tensor.shape[-2]:
         raise Mismatch(a.tensor.shape[-1], b.tensor.shape[-2])
+    if row:
+        return c.op(row, a, b)
     dtype = a.tensor.dtype
     if is_float(dtype):
         return product_of(c.t, a, b)
@@ -73,13 +76,6 @@ def exact_in_f32(terms: Size, sums: int | None) -> bool:
     sums: of the sizes of the weights that one result is made of, at most, where they are known."""
     return (sums is not None and sums * MOST < 1 << 24) or (
         isinstance(terms, int) and terms * MOST * MOST < 1 << 24)
-
-
-def exact(c: Call, a: Value, b: Value, sums: int | None = None) -> Value:
-    """The product of matrices of small whole numbers (8 bits, perhaps less a zero point) as i32: by f32 where that is
-    exact, by f64 otherwise. sums: as of `exact_in_f32`."""
-    kind = "f32" if exact_in_f32(a.tensor.shape[-1], sums) else "f64"
-    return whole(c, matmul(c, c.t.cast(a, kind), c.t.cast(b, kind)))
 
 
 def whole(c: Call, total: Value) -> Value:

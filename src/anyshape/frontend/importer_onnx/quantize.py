@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from anyshape.frontend.aten.table import Decline, is_float
-from anyshape.frontend.importer_onnx.matmul import exact, exact_in_f32, whole
+from anyshape.frontend.importer_onnx.matmul import exact_in_f32, matmul, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
 from anyshape.frontend.importer_onnx.spatial import convolved
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
-from anyshape.frontend.symbols.known import Known
+from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Size, product
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
           "u16": (0.0, 65535.0)}
+
+MOVES = {("i8", "u8"): 128, ("u8", "i8"): -128}  # what is added where numbers of 8 bits are held by the other dtype
 
 
 def aligned(c: Call, parameter: Value, x: Value, axis: int, block: int = 0) -> Value:
@@ -125,20 +127,85 @@ def weight_sums(c: Call, place: int, zero: int, dim: int) -> int | None:
     return int(np.abs(weights).sum(over).max(initial=0)) if weights.ndim > 1 else None
 
 
+def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value:
+    """The product of matrices of 8-bit numbers less their zero points, in i32. The routine takes u8 by i8, so what has
+    another sign is moved by 128, and its zero point with it; zero points are taken off the sums:
+
+        (a - p) @ (b - q)  =  a @ b  -  p * sum of b's columns  -  q * sum of a's rows  +  terms * p * q
+    """
+    left, p = _moved(c, a, a_zero, "u8")
+    right, q = _moved(c, b, b_zero, "i8")
+    lined = left.tensor.rank == 1, right.tensor.rank == 1
+    total = matmul(c, left, right, "matmul_bytes")
+    terms = left.tensor.shape[-1]
+
+    def sums(operand: Any, x: Value, dim: int, gone: bool) -> Value:
+        dim = max(dim, -x.tensor.rank)
+        if isinstance(operand, Known) and not operand.symbolic:
+            numbers = operand.array.astype(np.int64) + MOVES.get((operand.dtype, x.tensor.dtype), 0)
+            found = c.tensor(known(numbers.sum(dim, keepdims=True).astype(np.int32), "i32"))
+        else:
+            found = c.t.reduce("sum", c.t.cast(x, "i32"), (x.tensor.rank + dim,), keep=True)
+        shape = list(found.tensor.shape)
+        if x.tensor.rank == 1:
+            return c.t.reshape(found, ())  # type: ignore[no-any-return]
+        if gone:  # the other operand was a vector
+            del shape[dim]
+        return c.t.reshape(found, shape)  # type: ignore[no-any-return]
+
+    def placed(zero: Value, x: Value, dim: int, gone: bool) -> Value:
+        """A zero point as it meets the sums; one per row of a, per column of b, or as many as the operand has."""
+        if zero.tensor.count == 1:
+            return c.t.reshape(zero, ())  # type: ignore[no-any-return]
+        shape: list[Size] = [1] * x.tensor.rank if zero.tensor.rank == 1 else list(zero.tensor.shape)
+        if zero.tensor.rank == 1:
+            shape[dim] = zero.tensor.shape[0]
+        if gone or x.tensor.rank == 1:
+            del shape[-3 - dim]
+        return c.t.reshape(zero, shape)  # type: ignore[no-any-return]
+
+    def i32(name: str, x: Value, y: Any) -> Value:
+        return c.t.pointwise(name, x, y, dtype="i32")  # type: ignore[no-any-return]
+
+    if p is not None:
+        p = placed(p, left, -2, lined[1])
+        total = i32("sub", total, i32("mul", p, sums(b, right, -2, lined[0])))
+    if q is not None:
+        q = placed(q, right, -1, lined[0])
+        away = sums(a, left, -1, lined[1])
+        if p is not None:
+            away = i32("sub", away, i32("mul", p, c.t.cast(c.t.full(terms, (), "i64"), "i32")))
+        total = i32("sub", total, i32("mul", q, away))
+    return total
+
+
+def _moved(c: Call, operand: Any, zero: Any, wanted: str) -> tuple[Value, Value | None]:
+    """An operand as the dtype that the routine takes it in, and its zero point in i32, None where that is 0."""
+    x = c.tensor(operand)
+    away = MOVES.get((x.tensor.dtype, wanted), 0)
+    if away and isinstance(operand, Known) and not operand.symbolic:
+        moved = operand.array.astype(np.int16) + away
+        x = c.tensor(known(moved.astype(np.uint8 if wanted == "u8" else np.int8), wanted))
+    elif away:
+        x = c.t.cast(c.t.pointwise("add", c.t.cast(x, "i32"), away, dtype="i32"), wanted)
+    if zero is None:
+        return x, c.t.full(away, (), "i32") if away else None
+    if isinstance(zero, Known) and not zero.symbolic:
+        there = zero.array.astype(np.int32) + away
+        return x, c.tensor(known(there, "i32")) if there.any() else None
+    found = c.t.cast(c.tensor(zero), "i32")
+    return x, c.t.pointwise("add", found, away, dtype="i32") if away else found
+
+
 @translates("MatMulInteger")
 def matmul_integer(c: Call) -> Any:
-    a, b = c.value(0), c.value(1)
-    a = less_zero(c, a, c.value(2) if c.has(2) else None, max(a.tensor.rank - 2, 0))
-    b = less_zero(c, b, c.value(3) if c.has(3) else None, b.tensor.rank - 1)
-    return exact(c, a, b, weight_sums(c, 1, 3, -1))
+    return product_of_bytes(c, c.at(0), c.at(2), c.at(1), c.at(3))
 
 
 @translates("QLinearMatMul")
 def qlinear_matmul(c: Call) -> Any:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (c.value(place) for place in range(8))
-    left = less_zero(c, a, a_zero, max(a.tensor.rank - 2, 0))
-    right = less_zero(c, b, b_zero, b.tensor.rank - 1)
-    total = c.t.cast(exact(c, left, right, weight_sums(c, 3, 5, -1)), "f32")
+    a, a_scale, _, b, b_scale, _, y_scale, y_zero = (c.value(place) for place in range(8))
+    total = c.t.cast(product_of_bytes(c, c.at(0), c.at(2), c.at(3), c.at(5)), "f32")
     by = c.t.pointwise("div", c.t.pointwise("mul", _column(c, a_scale, a, 2), _column(c, b_scale, b, 1), dtype="f32"),
                        y_scale, dtype="f32")
     return rounded(c, c.t.pointwise("mul", total, by, dtype="f32"), y_zero, y_zero.tensor.dtype)
@@ -184,15 +251,11 @@ def qlinear_conv(c: Call) -> Any:
 def dynamic_matmul(c: Call) -> Any:
     if c.name == "DynamicQuantizeMatMul":
         a, a_scale, a_zero = dynamic(c, c.value(0))
-        b, b_scale, b_zero, bias = c.value(1), c.value(2), c.at(3), c.at(4)
-        sums = weight_sums(c, 1, 3, -1)
+        b, b_scale, b_zero, bias = c.at(1), c.value(2), c.at(3), c.at(4)
     else:
-        a, b, a_scale, b_scale = (c.value(place) for place in range(4))
+        a, b, a_scale, b_scale = c.at(0), c.at(1), c.value(2), c.value(3)
         a_zero, b_zero, bias = c.at(4), c.at(5), c.at(6)
-        sums = weight_sums(c, 1, 5, -1)
-    left = less_zero(c, a, None if a_zero is None else c.tensor(a_zero), max(a.tensor.rank - 2, 0))
-    right = less_zero(c, b, None if b_zero is None else c.tensor(b_zero), b.tensor.rank - 1)
-    total = c.t.cast(exact(c, left, right, sums), "f32")
-    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, b, 1), dtype="f32")
+    total = c.t.cast(product_of_bytes(c, a, a_zero, b, b_zero), "f32")
+    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, c.tensor(b), 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyshape.frontend.aten.matmul import of_bytes
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
@@ -22,7 +23,9 @@ def dot_general(c: Call) -> Any:
     how = c.attr("dot_dimension_numbers")
     left, right = (list(how[f"{side}_batching_dimensions"]) for side in ("lhs", "rhs"))
     inner_left, inner_right = (list(how[f"{side}_contracting_dimensions"]) for side in ("lhs", "rhs"))
-    x, y = (_as_result(c, k) for k in (0, 1))
+    x, y = c.value(0), c.value(1)
+    if c.dtype != "i32" or not {x.tensor.dtype, y.tensor.dtype} <= {"i8", "u8"}:  # of which there are products
+        x, y = (_as_result(c, k) for k in (0, 1))
     free_left = [d for d in range(x.tensor.rank) if d not in left + inner_left]
     free_right = [d for d in range(y.tensor.rank) if d not in right + inner_right]
     # sizes that meet are written alike
@@ -59,6 +62,8 @@ def _product(c: Call, x: Value, y: Value) -> Value:
         return c.extern("aten.matmul.default", x, y, types=c.type(shape))  # type: ignore[no-any-return]
     if kind_of(x.tensor.dtype) == "float":
         return c.op("matmul", x, y)
+    if c.dtype == "i32" and {x.tensor.dtype, y.tensor.dtype} <= {"i8", "u8"}:
+        return of_bytes(c.t, x, y)
     wide = (*batch, rows, inner, y.tensor.shape[-1])
     x = c.t.broadcast(c.t.reshape(x, (*batch, rows, inner, 1)), wide)
     y = c.t.broadcast(c.t.reshape(y, (*batch, 1, inner, y.tensor.shape[-1])), wide)

@@ -184,6 +184,8 @@ class LibraryStep:
         attrs = dict(self.attrs)
         if "rounded" in attrs:
             return str(attrs["rounded"])
+        if self.op == "matmul_bytes":
+            return "u8"
         dtypes = {window.type.dtype for window in (*self.inputs, *self.outputs)}
         return dtypes.pop() if len(dtypes) == 1 else ""
 

@@ -283,6 +283,10 @@ class Call:
         alpha, beta = attrs.get("alpha", 1), attrs.get("beta", 1)
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+        if step.op == "matmul_bytes":
+            a, b = a.to(torch.float64), b.to(torch.float64)
+            self.tensor(step.outputs[0], views[2]).copy_(torch.matmul(a, b).to(torch.int64))
+            return
         if "rounded" in attrs:
             a, b = (x.to(TORCH_DTYPES[str(attrs["rounded"])]) for x in (a, b))
         target = self.tensor(step.outputs[0], views[len(step.inputs)])

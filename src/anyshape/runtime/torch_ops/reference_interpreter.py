@@ -290,6 +290,7 @@ OWN: dict[str, Callable[..., Any]] = {
     **{name: functools.partial(_put, how=how) for name, how in PUTS.items()},
     **{name.replace("put", "scatter"): functools.partial(_scatter, how=how) for name, how in PUTS.items()},
     "matmul": _matmul,
+    "matmul_bytes": lambda a, x, y: torch.matmul(x.to(torch.float64), y.to(torch.float64)).long().int(),
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
     "grouped_conv": lambda a, *x: grouped_conv_by_torch(a, x),

@@ -154,12 +154,12 @@ def has(dtype: str, products: Products) -> bool:
     """Whether the host has a routine for products of this dtype, whichever is taken."""
     if dtype in LIBRARY:
         return dtype == "f32" or products.blas.products
-    return dtype in half_precision.dtypes(products.machine)
+    return dtype in (*half_precision.dtypes(products.machine), half_precision.BYTES)
 
 
 def does(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype."""
-    return has(dtype, products) and (dtype in LIBRARY or products.ours(dtype))
+    return has(dtype, products) and (dtype in (*LIBRARY, half_precision.BYTES) or products.ours(dtype))
 
 
 def takes_any_strides(dtype: str, products: Products) -> bool:

@@ -42,7 +42,7 @@ from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import OPERANDS, roles, wide
 from anyshape.ops.convolution import CONVOLUTIONS
-from anyshape.ops.matmul import GROUPED
+from anyshape.ops.matmul import GROUPED, PRODUCTS
 from anyshape.ops.routing import ROUTING
 from anyshape.ops.type_rules import ORDERED
 from anyshape.plan.ir.launch_groups import kernels_from
@@ -248,7 +248,7 @@ class PlanEncoder:
     def library(self, number: int, step: LibraryStep) -> list[int]:
         if step.op in OPERANDS:
             return self.attention(number, step)
-        if step.op in ("matmul", "matmul_add"):
+        if step.op in PRODUCTS:
             return self.product(number, step)
         windows = (*step.inputs, *step.outputs)
         if step.op == "direct_conv":

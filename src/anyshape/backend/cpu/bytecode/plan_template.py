@@ -42,10 +42,12 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
     packed = dtype in PACKED
     lanes, grain, per_word, whole = (machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype),
                                      tiles(machine, dtype)) if packed else (machine.lanes, 1, 1, False)
+    in_place = dtype in ("f32", half_precision.BYTES)  # sums lie in the result
     thin = [THIN.get(gemv.routine(way, dtype, count, wide), 0) if 0 < count <= max(gemv.COUNTS[way]) else 0
             for way in ("dot", "spread") for wide in (False, True) for count in range(THIN_COUNTS)]
     return int64_array(_kind(
-        number=number, answers=[-1] * QUESTIONS, item=size_of(dtype), f32=int(dtype == "f32"), f64=int(dtype == "f64"),
+        number=number, answers=[-1] * QUESTIONS, item=size_of("i32") if in_place else size_of(dtype),
+        f32=int(in_place), f64=int(dtype == "f64"),
         library=int(dtype in LIBRARY and blas.products), half=int(dtype not in LIBRARY), product=library,
         many=many if has_many else 0, packed=PACKED.get(dtype, 0), one=bits(1.0, code), lanes=lanes, grain=grain,
         per_word=per_word, tiles=int(whole), most_vectors=MOST_VECTORS, most_dot=max(gemv.COUNTS["dot"]),

@@ -33,8 +33,8 @@ class Kind(Struct):
 
     number: i64
     answers: Annotated[Array[i64], Inline(QUESTIONS)]  # 0 or 1; -1: nobody has asked yet
-    item: i64  # bytes per element
-    f32: i64  # 1: it is
+    item: i64  # bytes per element of the result
+    f32: i64  # 1: it is, or products of 8-bit numbers in i32: sums lie in the result
     f64: i64
     library: i64  # 1: the dtype is one that BLAS has, and there is BLAS; half precision: 0
     half: i64  # 1: BLAS has no such dtype

@@ -1,11 +1,12 @@
-"""GEMM microkernels: products of matrices of bf16 and f16 from packed panels, printed as LLVM; sums in f32, results
-rounded once.
+"""GEMM microkernels: products of matrices of bf16, f16, f32 and of 8-bit numbers from packed panels, printed as LLVM;
+sums in f32, results rounded once; of u8 by i8 sums in i32, exact but that they wrap around.
 
 BLAS has no such product that uses the processor's own instruction for pairs of bf16 everywhere, and none that writes
 bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008):
 
     C [rows, columns] = A @ B    in tiles:  columns of B in panels of 2 vectors, rows of A in panels of 12, 8, 4
-    word k of a panel            its lanes' factors at k: two neighbours along k for the pair instruction, else one f32
+    word k of a panel            its lanes' factors at k: two neighbours along k for the pair instruction, four of 8-bit
+                                 numbers, else one f32
 
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
@@ -26,10 +27,12 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 
 from anyshape.backend.cpu.llvm.half_precision import (
+    BYTES,
     SIZE,
     dtypes,
     multiply_add,
     pairs,
+    per_word,
     read,
     read_bits,
     read_wide,
@@ -43,7 +46,7 @@ from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.amx import GLOBALS, SIDE, begin, end, multiply, tiles
 from anyshape.backend.cpu.microkernels.routine import Routine, number
 
-DTYPES = ("bf16", "f16", "f32")
+DTYPES = ("bf16", "f16", "f32", BYTES)
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 LINE = 64  # bytes of a line of the caches
@@ -54,7 +57,7 @@ VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
 # routines of a dtype, in the order of the host's table of functions: tiles by height, then by vectors; then:
 TURN, ALONG, ANY = range(TILES, TILES + 3)
-WIDE = 3  # later in the table: the same for elements in f32, which are rounded all the same
+WIDE = 3  # later in the table: the same for elements in f32, which are rounded all the same; or for those of 8 bits
 ROWS = 6  # later: the same for panels of rows, where whole tiles are multiplied (backend/cpu/microkernels/amx.py)
 FINISH, FINISH_WIDE, BEGIN, END = range(TILES + 2 * ROWS, TILES + 2 * ROWS + 4)
 ROUTINES = END + 1
@@ -88,12 +91,14 @@ def emit_packed(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, *sizes = name.split("_")
-        if dtype not in wanted or dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
+        if dtype not in wanted or dtype not in (*dtypes(target), "f32", BYTES) or (dtype == "f32" and "wide" in sizes):
+            continue
+        if dtype == BYTES and ("wide" in sizes) != (way in ("turn", "along", "any")):  # as wide as sums they never are
             continue
         whole = tiles(target, dtype)
         if not whole and ("rows" in sizes or way in ("begin", "end")):
             continue
-        body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
+        body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes and dtype != BYTES)
         if way == "tile" and whole:
             body.whole_tiles(HEIGHTS - int(sizes[0]), int(sizes[1]))
         elif way == "tile":
@@ -103,7 +108,8 @@ def emit_packed(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         elif "rows" in sizes:
             {"turn": body.keep, "along": body.cross, "any": body.each}[way]()
         else:
-            {"turn": body.turn, "along": body.along, "any": body.any, "finish": body.finish}[way]()
+            {"turn": body.turn, "along": body.along, "any": body.any,
+             "finish": body.finish if dtype != BYTES else body.finish_whole}[way]()
         declarations |= body.code.declarations
         parts.append(body.text(name))
     return "\n\n".join([*([GLOBALS] if any("@tile_shapes" in part for part in parts) else []), *parts,
@@ -118,6 +124,8 @@ class _Packed(Routine):
         super().__init__(target, arguments)
         self.dtype = dtype
         self.pairs = pairs(target, dtype)
+        self.per_word = per_word(target, dtype)
+        self.sum = "i32" if dtype == BYTES else "f32"
         self.wide = wide
         self.size = SIZE[dtype]
         self.item = 4 if wide else self.size  # bytes of an element of the source, or of the result
@@ -127,7 +135,8 @@ class _Packed(Routine):
     def tile(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
         columns, rows, words, sums, step, add, ahead = self.given(*ARGUMENTS["tile"])
-        slots = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
+        kind, add_up = self.sum, "add" if self.sum == "i32" else "fadd"
+        slots = [[code.slot(f"sum {i} {j}", kind, lanes) for j in range(vectors)] for i in range(height)]
         places = [[self.plus(self.plus(sums, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
                   for i in range(height)]
         fetch = self.fetch(ahead, height, vectors)
@@ -135,7 +144,7 @@ class _Packed(Routine):
         first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros
         for i in range(height):
             for j in range(vectors):
-                self.set(slots[i][j], constant("f32", 0, lanes))
+                self.set(slots[i][j], constant(kind, 0, lanes))
         word = code.open_loop(first, code.intrinsic("smin", self.plus(first, chunk), words), 1)
         fetch(word)
         column = self.plus(columns, self.times(word, 4 * lanes * vectors))
@@ -145,17 +154,17 @@ class _Packed(Routine):
             other = code.spread(self.load("f32", 0, self.plus(row, 4 * i), 4), lanes)
             for j in range(vectors):
                 self.set(slots[i][j], multiply_add(code, self.dtype, other, factors[j],
-                                                      self.get(slots[i][j], "f32", lanes)))
+                                                      self.get(slots[i][j], kind, lanes)))
         code.close_section()
         code.open_if(code.compare("ne", code.binary("or", add, first), number(0)))
         for i in range(height):
             for j in range(vectors):
-                self.set(slots[i][j], code.binary("fadd", self.get(slots[i][j], "f32", lanes),
-                                                  self.load("f32", lanes, places[i][j], 4)))
+                self.set(slots[i][j], code.binary(add_up, self.get(slots[i][j], kind, lanes),
+                                                  self.load(kind, lanes, places[i][j], 4)))
         code.close_section()
         for i in range(height):
             for j in range(vectors):
-                self.store(self.get(slots[i][j], "f32", lanes), places[i][j])
+                self.store(self.get(slots[i][j], kind, lanes), places[i][j])
         code.close_section()
 
     def whole_tiles(self, height: int, vectors: int) -> None:
@@ -199,7 +208,7 @@ class _Packed(Routine):
         last = self.plus(count_of_lanes, -1)
         bases = [self.plus(source, self.times(code.intrinsic("smin", number(i), last), lane_step))
                  for i in range(lanes)]
-        elements = 2 * lanes if self.pairs else lanes
+        elements = self.per_word * lanes
         whole = code.binary("and", count, number(-elements))
 
         def square(k: Value, mask: Value | None) -> None:
@@ -207,7 +216,8 @@ class _Packed(Routine):
                 self.prefetch(self.plus(self.plus(base, self.times(lane_step, lanes)), self.times(k, self.item)))
             rows = [read_words(code, self.dtype, self.plus(base, self.times(k, self.item)), mask, self.wide)
                     for base in bases]
-            first = self.plus(target, self.times(code.binary("lshr", k, number(1)) if self.pairs else k, target_step))
+            word = code.binary("lshr", k, number(self.per_word.bit_length() - 1))
+            first = self.plus(target, self.times(word, target_step))
             for i, row in enumerate(_turned(code, rows)):
                 self.store(row, self.plus(first, self.times(target_step, i)))
 
@@ -307,6 +317,9 @@ class _Packed(Routine):
     def over_words(self, count: Value, target: Value, target_step: Value, bits: Callable[[Value], Value]) -> None:
         """Writes one word after another of what `bits` finds at k: elements of one lane, or of several."""
         code = self.code
+        if self.dtype == BYTES:
+            self.over_fours(count, target, target_step, bits)
+            return
         if not self.pairs:
             k = code.open_loop(number(0), count, 1)
             self.store(from_memory(code, bits(k), self.dtype, "f32"), self.plus(target, self.times(k, target_step)))
@@ -321,6 +334,32 @@ class _Packed(Routine):
         place = self.plus(target, self.times(code.binary("lshr", whole, number(1)), target_step))
         self.store(code.convert("zext", bits(whole), "i32"), place)
         code.close_section()
+
+    def over_fours(self, count: Value, target: Value, target_step: Value, bits: Callable[[Value], Value]) -> None:
+        """The same for words of four elements of 8 bits."""
+        code = self.code
+
+        def part(k: Value, place: int) -> Value:
+            wide = code.convert("zext", bits(self.plus(k, place)), "i32")
+            return code.binary("shl", wide, constant("i32", 8 * place, wide.lanes)) if place else wide
+
+        def address(k: Value) -> Value:
+            return self.plus(target, self.times(code.binary("lshr", k, number(2)), target_step))
+
+        whole = code.binary("and", count, number(-4))
+        k = code.open_loop(number(0), whole, 4)
+        word = part(k, 0)
+        for place in (1, 2, 3):
+            word = code.binary("or", word, part(k, place))
+        self.store(word, address(k))
+        code.close_section()
+        for place in range(3):
+            code.open_if(code.compare("slt", self.plus(whole, place), count))
+            word = part(whole, place)
+            if place:
+                word = code.binary("or", self.load("i32", word.lanes, address(whole), 4), word)
+            self.store(word, address(whole))
+            code.close_section()
 
     def pair(self, low: Value, high: Value) -> Value:
         """Words of two elements each; or one word."""
@@ -368,6 +407,37 @@ class _Packed(Routine):
                 code.close_section()
                 return
             write(code, self.dtype, found, place, mask, self.wide)
+
+        j = code.open_loop(number(0), whole, lanes)
+        vector(j, None)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, columns))
+        vector(whole, code.first_lanes(code.binary("sub", columns, whole), lanes))
+        code.close_section()
+        code.close_section()
+
+
+    def finish_whole(self) -> None:
+        """Of sums of 8-bit numbers: as they are, or added to what is there."""
+        code, lanes = self.code, self.lanes
+        sums, step, target, target_step, rows, columns, addend, addend_step, _, _ = self.given(*ARGUMENTS["finish"])
+        adds = code.compare("ne", addend, number(0))
+        whole = code.binary("and", columns, number(-lanes))
+        slot = code.slot("result", "i32", lanes)
+        i = code.open_loop(number(0), rows, 1)
+        starts = [self.plus(first, self.times(i, each))
+                  for first, each in ((sums, step), (target, target_step), (addend, addend_step))]
+
+        def vector(j: Value, mask: Value | None) -> None:
+            source, place, old = (self.plus(start, self.times(j, 4)) for start in starts)
+            self.set(slot, self.load("i32", lanes, source, 4))
+            code.open_if(adds)
+            there = self.load("i32", lanes, old, 4) if mask is None else code.masked(
+                "load", constant("i32", 0, lanes), self.pointer(old), mask, 4, code.top, False)
+            assert there is not None
+            self.set(slot, code.binary("add", there, self.get(slot, "i32", lanes)))
+            code.close_section()
+            self.store_vector(self.get(slot, "i32", lanes), place, mask)
 
         j = code.open_loop(number(0), whole, lanes)
         vector(j, None)
