@@ -363,7 +363,8 @@ def measure_limits(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    "launch": measure_launch, "bandwidth": measure_bandwidth, "products": measure_products, "models": measure_models, "limits": measure_limits}
+    "launch": measure_launch, "bandwidth": measure_bandwidth, "products": measure_products, "models": measure_models,
+    "limits": measure_limits}
 
 
 def main(arguments: list[str] | None = None) -> int:

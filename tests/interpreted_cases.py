@@ -219,6 +219,42 @@ def test_bf16_rounds_to_nearest_even() -> None:
     agree(program, [[4099]], within=1e-30)
 
 
+def test_extents_that_are_products() -> None:
+    """Rows are taken apart by `//` and `%` of what may be a product."""
+    program = texts.program("""kernel move(p0: in f32, p1: in f32, p2: out f32; n0, n1)
+  rows (i0: n0, i1: 2*n1)
+    columns (i2: 16) vector i2
+      r0: f32 = load p0[16*i1 + i2]
+      r1: f32 = load p1[i0]
+      r2: f32 = mul r0, r1
+      store p2[32*i0*n1 + 16*i1 + i2] r2
+""")
+    agree(program, [[3, 5], [1, 1], [2, 33], [0, 4]], within=1e-30)
+
+
+def test_windows_that_begin_before_the_memory() -> None:
+    """A part of a concatenation reads its operand from a place left of it on."""
+    program = texts.program("""kernel shifted(p0: in f32, p1: in f32, p2: out f32; n0, n1)
+  rows (i0: n0)
+    row
+      r1: i64 = index n1
+    columns (i1: n1) vector i1
+      r0: i64 = index i1
+      r2: bool = lt r0, r1
+      r3: f32 = load p0[i0*n1 + i1 - n1 + 1] where r2 else 0
+      r4: f32 = load p1[i0*n1 + i1 - n1 + 1] where r2 else 0
+      r5: f32 = add r3, r4
+      store p2[i0*n1 + i1] r5
+""")
+    kernel = InterpretedKernel(read(emit(program)))
+    for rows, columns in ((3, 71), (5, 1023), (2, 513)):
+        given = [np.random.default_rng(0).standard_normal((rows + 1) * columns).astype(np.float32) for _ in range(2)]
+        result = np.full(rows * columns, np.nan, np.float32)
+        kernel.run([*(one.ctypes.data + 4 * (columns - 1) for one in given), result.ctypes.data], [rows, columns])
+        np.testing.assert_array_equal(result, (given[0] + given[1])[:rows * columns])
+    assert any("window" in name for name in kernel.ran)
+
+
 def recorded_programs(models: Sequence[str]) -> dict[str, LoopProgram]:
     import recorded
     return {made.name: made for model in models for _, made in recorded.compiled(model)

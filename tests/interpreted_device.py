@@ -71,7 +71,7 @@ class Target(fake_device.Target):
 
     def __init__(self, cpu: Any, fake: FakeDriver) -> None:
         super().__init__(cpu, fake)
-        self.hardware = hardware_of(OWN_PRODUCTS[0])
+        self.hardware = hardware_of("", OWN_PRODUCTS[0])
         self.kernels: list[Launched] = []
 
     @property

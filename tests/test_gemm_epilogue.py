@@ -49,7 +49,7 @@ FLAT = """kernel k(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0)
       r2: f32 = mul r0, r1
       store p3[i0] r2
 """
-OWN = hardware_of(own_products=True)
+OWN = hardware_of("", own_products=True)
 
 
 def changed(text: str, parts: dict[str, str]) -> str:
@@ -114,7 +114,8 @@ def test_an_addend_comes_before_the_rounding() -> None:
 
 def test_what_pays() -> None:
     """Without a measured share, or where the result stays in a cache, or its sums are long, the library does it."""
-    assert not HARDWARE.product_share and not hardware_of(own_products=False).product_share
+    assert not HARDWARE.product_share and not hardware_of("gfx942", own_products=False).product_share
+    assert hardware_of("sm_90", own_products=False).product_share == 0.84
     assert not fused(share=0.0)[1]
     assert fused(share=0.8)[1]
     assert not fused(PLAN.replace("near 65536", "near 1024"), share=0.8)[1]

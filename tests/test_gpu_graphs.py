@@ -45,3 +45,9 @@ def test_a_dropout_is_one_operator() -> None:
     found = [imported(lambda x: torch.nn.functional.dropout(x, 0.3), device, (17, 40))[1].externs
              for device in ("cuda:0", "cpu")]
     assert [[name for name, _, _ in externs] for externs in found] == [["aten.native_dropout.default"], []]
+
+
+def test_a_number_that_became_a_tensor() -> None:
+    """Decompositions make tensors of numbers on the CPU; they meet those of the device, and are compiled there."""
+    graph, notes = imported(lambda x: torch.where(x > 0, x, torch.scalar_tensor(2.0)), "cuda:0", (17, 40))
+    assert not notes.externs and {value.tensor.device for node in graph.nodes for value in node.outputs} == {"cuda:0"}

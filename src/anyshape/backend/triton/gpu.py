@@ -16,7 +16,7 @@ from anyshape.backend.triton.launch import LaunchableKernel, VersionedKernel
 from anyshape.backend.triton.runner import LaunchLoop, StreamRunner
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.streams import DeviceStreams
-from anyshape.backend.triton.target import HARDWARE, unsupported
+from anyshape.backend.triton.target import HARDWARE, PRODUCT_SHARES, unsupported
 from anyshape.backend.triton.text import read
 from anyshape.backend.triton.torch_memory import TorchMemory, is_hip
 from anyshape.base.errors import AnyShapeError, DeviceError
@@ -38,7 +38,7 @@ class GpuTarget:
 
     def __init__(self, device: str, architecture: str, memory: TorchMemory, streams: DeviceStreams, loop: LaunchLoop,
                  cache: ObjectCache | None, graphs_after: int, own_products: bool = False) -> None:
-        self.hardware = hardware_of(own_products)
+        self.hardware = hardware_of(architecture, own_products)
         self.device = device
         self.graphs_after = graphs_after
         self.architecture = architecture
@@ -87,10 +87,10 @@ class GpuTarget:
         return StreamRunner(plan, kernels, self.own, self.loop, self.graphs_after)
 
 
-def hardware_of(own_products: bool) -> HardwareParams:
+def hardware_of(architecture: str, own_products: bool) -> HardwareParams:
     """The parameters of a device. own_products: see `GpuTarget`."""
-    hardware = dataclasses.replace(HARDWARE, band_bytes=0)  # products are done as a whole
-    return dataclasses.replace(hardware, product_share=1.0) if own_products else hardware
+    share = 1.0 if own_products else PRODUCT_SHARES.get(architecture, 0.0)
+    return dataclasses.replace(HARDWARE, band_bytes=0, product_share=share)  # products are done as a whole
 
 
 @lru_cache(maxsize=64)

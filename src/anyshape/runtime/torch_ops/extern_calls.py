@@ -148,6 +148,18 @@ def _device_attention_backward(target: Any) -> Callable[..., Any]:
     return call
 
 
+def _library_attention_backward(target: Any) -> Callable[..., Any]:
+    """cuDNN's, which refuses sequences of one number, where PyTorch's choice at that length would be another kernel: the
+    only weight is 1 there."""
+    def call(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **keywords: Any) -> Any:
+        dropout = rest[9]
+        if query.shape[-2] != 1 or key.shape[-2] != 1 or dropout or query.shape[-3] != value.shape[-3]:
+            return target(gradient, query, key, value, *rest, **keywords)
+        return torch.zeros_like(query), torch.zeros_like(key), gradient.to(value.dtype)
+
+    return call
+
+
 def _padded(bias: torch.Tensor | None) -> torch.Tensor | None:
     """The same values, whose last dim lies in memory in a multiple of `BIAS_STEP` elements; repeated dims stay so."""
     if bias is None or not any(step % BIAS_STEP for step in bias.stride()[:-1]):
@@ -191,6 +203,7 @@ _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten._scaled_dot_product_efficient_attention.default": _device_attention,
     "aten._scaled_dot_product_efficient_attention_backward.default": _device_attention_backward,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": _library_attention_backward,
     **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},
 }
 

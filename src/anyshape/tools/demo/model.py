@@ -44,6 +44,7 @@ class RootMeanSquareNorm(nn.Module):
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Turn each pair (i, i + half) of the last dim by its position's angle; x: [rows, heads, length, width]."""
+    cosine, sine = cosine.to(x.dtype), sine.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 

@@ -224,7 +224,8 @@ def _adaptive_max(torchs: Callable[..., Any], count: int, indices: bool = False)
 def _windows(sizes: Sequence[Any], wanted: Sequence[Any], device: Any) -> tuple[Tensor, Tensor]:
     """The windows of an adaptive pool, numbered row by row: places in the input, [windows, elements], and which of them
     are in their window; windows are given as many elements as the largest may have."""
-    places, inside = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.ones(1, 1, dtype=torch.bool, device=device)
+    places = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    inside = torch.ones(1, 1, dtype=torch.bool, device=device)
     for size, number in zip(sizes, wanted, strict=True):
         window = torch.arange(number, device=device).unsqueeze(-1)
         begin, end = window * size // number, -((-(window + 1) * size) // number)
