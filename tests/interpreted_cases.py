@@ -241,17 +241,17 @@ def test_windows_that_begin_before_the_memory() -> None:
     columns (i1: n1) vector i1
       r0: i64 = index i1
       r2: bool = lt r0, r1
-      r3: f32 = load p0[i0*n1 + i1 - n1 + 1] where r2 else 0
-      r4: f32 = load p1[i0*n1 + i1 - n1 + 1] where r2 else 0
+      r3: f32 = load p0[i0*n1 + i1 - 2*n1] where r2 else 0
+      r4: f32 = load p1[i0*n1 + i1 - 2*n1] where r2 else 0
       r5: f32 = add r3, r4
       store p2[i0*n1 + i1] r5
 """)
     kernel = InterpretedKernel(read(emit(program)))
-    for rows, columns in ((3, 71), (5, 1023), (2, 513)):
-        given = [np.random.default_rng(0).standard_normal((rows + 1) * columns).astype(np.float32) for _ in range(2)]
+    for rows, columns in ((3, 70), (5, 1022), (2, 514)):
+        given = [np.random.default_rng(0).standard_normal(rows * columns).astype(np.float32) for _ in range(2)]
         result = np.full(rows * columns, np.nan, np.float32)
-        kernel.run([*(one.ctypes.data + 4 * (columns - 1) for one in given), result.ctypes.data], [rows, columns])
-        np.testing.assert_array_equal(result, (given[0] + given[1])[:rows * columns])
+        kernel.run([*(one.ctypes.data + 8 * columns for one in given), result.ctypes.data], [rows, columns])
+        np.testing.assert_array_equal(result, given[0] + given[1])
     assert any("window" in name for name in kernel.ran)
 
 

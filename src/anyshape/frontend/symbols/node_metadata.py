@@ -162,8 +162,8 @@ def _used_symbols(graph: Graph) -> set[str]:
 
 
 def devices_of(gm: GraphModule) -> dict[str, Node]:
-    """The devices of a graph's tensors, as PyTorch calls them, each with the first node that is there; in order. A number
-    that a decomposition made a tensor of is where the tensors are that it meets."""
+    """The devices of a graph's tensors, as PyTorch calls them, each with the first node that is there; in order. A
+    number that a decomposition made a tensor of is where the tensors are that it meets."""
     found: dict[str, Node] = {}
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.scalar_tensor.default and all(user.op != "output" for user in node.users):

@@ -149,8 +149,8 @@ def _device_attention_backward(target: Any) -> Callable[..., Any]:
 
 
 def _library_attention_backward(target: Any) -> Callable[..., Any]:
-    """cuDNN's, which refuses sequences of one number, where PyTorch's choice at that length would be another kernel: the
-    only weight is 1 there."""
+    """cuDNN's, which refuses sequences of one element, where PyTorch's choice at that length would be another kernel:
+    the only weight is 1 there."""
     def call(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **keywords: Any) -> Any:
         dropout = rest[9]
         if query.shape[-2] != 1 or key.shape[-2] != 1 or dropout or query.shape[-3] != value.shape[-3]:
