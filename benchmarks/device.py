@@ -376,6 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dry", action="store_true", help="on the fake driver")
     given = parser.parse_args(arguments)
     bench = Bench(given.out, given.minutes, given.dry)
+    torch._dynamo.config.recompile_limit = 1000  # or Inductor's static programs become eager after eight sizes
     for part in given.parts:
         PARTS[part](bench)
     return 0

@@ -194,32 +194,58 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def device_tables(found: dict[str, Any]) -> str:
+    """What benchmarks/device.py gave on a GPU: parts of a copy's bytes a second, and products."""
+    by_part: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        for row in run["rows"]:
+            by_part.setdefault(row["part"], []).append(row)
+    kernels = by_part["bandwidth"][1:]  # behind the copy's own row
+    ways = [way for way in kernels[0] if way not in ("part", "name", "error")]
+    products = by_part["products"]
+    lines = [f"| part of a copy's bytes a second | {' | '.join(ways)} |", "|---|" + "---|" * len(ways),
+             *(f"| {row['name']} | " + " | ".join(f"{row[way]:.2f}" for way in ways) + " |" for row in kernels), "",
+             f"| TFLOP/s of relu(x @ w + b) | {' | '.join(products[0]['tflops'])} |",
+             "|---|" + "---|" * len(products[0]["tflops"]),
+             *(f"| {row['name']} | " + " | ".join(f"{one:.0f}" for one in row["tflops"].values()) + " |"
+               for row in products), ""]
+    return "\n".join(lines)
+
+
 def write(path: Path, found: dict[str, Any]) -> None:
     """The file, and the table in the page once both parts are there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if set(found) != {"compile", "limits"}:
-        return
+    if set(found) == {"compile", "limits"}:
+        _replace(table(found))
+
+
+def _replace(tables: str) -> None:
+    """Puts each table in the place of that of docs/gpu.md with the same first cell."""
     page = ROOT / "docs" / "gpu.md"
-    text, head = page.read_text(encoding="utf-8"), table(found).split("\n")[0]
-    before, _, rest = text.partition(head)
-    lines = rest.split("\n")[1:]
-    while lines and lines[0].startswith("|"):
-        lines.pop(0)
-    if head in text:
-        page.write_text(before + table(found) + "\n".join(lines), encoding="utf-8")
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for new in tables.strip("\n").split("\n\n"):
+        cell = new[:new.index(" |", 1)]
+        begin = next((number for number, line in enumerate(lines) if line.startswith(cell)), len(lines))
+        end = next((number for number in range(begin, len(lines)) if not lines[number].startswith("|")), len(lines))
+        lines[begin:end] = new.split("\n") if begin < end else []
+    page.write_text("\n".join(lines), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", nargs="?", type=Path, help="where the results are, as JSON")
     parser.add_argument("--part", choices=("compile", "limits"), help="this one alone; the other stays as it is stored")
+    parser.add_argument("--device", type=Path, help="puts what benchmarks/device.py gave into the page, and ends")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--shapes", type=int, default=SHAPES)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         print(json.dumps(compiling(*arguments.worker)))
+        return
+    if arguments.device:
+        _replace(device_tables(json.loads(arguments.device.read_text(encoding="utf-8"))))
         return
     path = arguments.path
     found = json.loads(path.read_text()) if path is not None and path.exists() else {}
