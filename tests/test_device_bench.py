@@ -1,5 +1,5 @@
-"""The script of the day on which there is a GPU (benchmarks/device.py), on the fake driver: it runs, and its rows are
-whole."""
+"""What is for the day on which there is a GPU, on the fake driver: the measurements (benchmarks/device.py) run, and their
+rows are whole; the cases (tests/device_cases.py) pass."""
 from __future__ import annotations
 
 import json
@@ -36,3 +36,24 @@ def test_a_dry_run(tmp_path: Path) -> None:
 def test_every_part(tmp_path: Path) -> None:
     assert {row["part"] for row in rows(tmp_path, "bandwidth", "products", "models")} == {
         "bandwidth", "products", "models"}
+
+
+def cases(device: str, *options: str) -> None:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *filter(None, sys.path)])
+    more = {"ANYSHAPE_TEST_DEVICE": device, "PYTHONPATH": paths} | (
+        {"TRITON_INTERPRET": "1"} if device == "interpreted" else {})
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=*.py", *options,
+                           str(ROOT / "tests" / "device_cases.py")],
+                          capture_output=True, text=True, check=False, env=os.environ | more, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_some_cases() -> None:
+    cases("interpreted", "-k", "pad and float32")
+    cases("fake", "-k", "concatenate or an_index or memory_limit or (test_train_step and False) or attention")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("device", ["fake", "interpreted"])
+def test_all_cases(device: str) -> None:
+    cases(device)

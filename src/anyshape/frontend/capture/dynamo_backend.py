@@ -83,21 +83,6 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
-    found = _compiled_graph(gm, example_inputs, compilation)
-    return _or_shapes(found, gm) if fakes else found
-
-
-def _or_shapes(compiled: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
-    """A compiled part of a graph that gives shapes for shapes: torch's DDPOptimizer cuts a graph at the borders of its
-    buckets, has each part compiled, and calls it on fake tensors for the operands of the next one."""
-    def call(*inputs: Any) -> Any:
-        return (gm.forward if any(map(api.is_fake, inputs)) else compiled)(*inputs)
-
-    return call
-
-
-def _compiled_graph(gm: GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
-    """What runs a graph: through AOTAutograd, forward and backward apart."""
     number = compilation.next_graph(size_names(gm))
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
@@ -120,12 +105,22 @@ def _compiled_graph(gm: GraphModule, example_inputs: Sequence[Any], compilation:
         pair.second = DoubleBackward(captured, halves, pair.as_given, compilation)
         wrapped = with_double_backward(wrapped, pair.second)
     if FAST_DISPATCH in compilation.config.disabled():
-        return wrapped
+        return _or_shapes(wrapped, gm) if fakes else wrapped
     flat = inference.flat(len(example_inputs)) or pair.flat(wrapped)
     ahead = compilation.prepared.get(f"{number}.backward")
     if flat is not None and halves.backward is not None and ahead is not None and ahead.compiled is not None:
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
-    return flat or wrapped
+    found = flat or wrapped
+    return _or_shapes(found, gm) if fakes else found
+
+
+def _or_shapes(compiled: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
+    """A compiled part of a graph that gives shapes for shapes: torch's DDPOptimizer cuts a graph at the borders of its
+    buckets, has each part compiled, and calls it on fake tensors for the operands of the next one."""
+    def call(*inputs: Any) -> Any:
+        return (gm.forward if any(map(api.is_fake, inputs)) else compiled)(*inputs)
+
+    return call
 
 
 def _as_pytorch(gm: GraphModule, compilation: Compilation, reason: str, do: str) -> Callable[..., Any]:
