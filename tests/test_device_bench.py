@@ -42,9 +42,9 @@ def cases(device: str, *options: str) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *filter(None, sys.path)])
     more = {"ANYSHAPE_TEST_DEVICE": device, "PYTHONPATH": paths} | (
         {"TRITON_INTERPRET": "1"} if device == "interpreted" else {})
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=*.py", *options,
-                           str(ROOT / "tests" / "device_cases.py")],
-                          capture_output=True, text=True, check=False, env=os.environ | more, cwd=ROOT)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options,
+               str(ROOT / "tests" / "device_cases.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | more, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
