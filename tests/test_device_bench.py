@@ -1,5 +1,5 @@
-"""What is for the day on which there is a GPU, on the fake driver: the measurements (benchmarks/device.py) run, and their
-rows are whole; the cases (tests/device_cases.py) pass."""
+"""What is for the day on which there is a GPU, on the fake driver: the measurements (benchmarks/device.py) run, and
+their rows are whole; the cases (tests/device_cases.py) pass."""
 from __future__ import annotations
 
 import json
