@@ -14,8 +14,11 @@ from torch import nn
 import anyshape
 import torch_device
 from anyshape.backend import targets
+from anyshape.plan.ir.program import ExternStep
+from device_cases import FUNCTIONS
 from fake_driver import FakeDriver
 from limits import limit_of, net, sizes
+from models import ZOO
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(
     bool(torch_device.MISSING), reason=f"the accelerator is built by {torch_device.MISSING}, which is not here")]
@@ -133,12 +136,13 @@ def test_whole_train_steps(extension: Any, name: str, monkeypatch: pytest.Monkey
         wanted, found = steps[0](x), steps[1](x.to(NAME))
         torch.testing.assert_close(found.cpu(), wanted)
     monkeypatch.undo()
+    within = {"atol": 1e-5, "rtol": 1e-4} if name != "bfloat16" else {"atol": 1e-3, "rtol": 1e-2}  # a rounding apart
     for one, other in zip(there.parameters(), own.parameters(), strict=True):
-        torch.testing.assert_close(one.detach().cpu(), other.detach(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one.detach().cpu(), other.detach(), **within)
     states = [one.settings.optimizer.state_dict()["state"] for one in steps]
     for place, values in states[0].items():
         for word, value in values.items():
-            torch.testing.assert_close(states[1][place][word].cpu(), value, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(states[1][place][word].cpu(), value, **within)
     assert [len(one.programs) for one in steps] == [len(steps[0].programs)] * 2
     if name == "a norm":
         torch.testing.assert_close(steps[1].norm.cpu(), steps[0].norm)
@@ -205,3 +209,27 @@ def test_a_tensor_on_the_cpu_is_told(extension: Any) -> None:
     with pytest.warns(UserWarning, match="several devices: cpu, testdev"):
         found = fast(x.to(NAME), y)
     torch.testing.assert_close(found.cpu(), torch.softmax(x, 1) + y)
+
+
+def externs(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
+    """The operators that PyTorch does in a function's program."""
+    torch._dynamo.reset()
+    fast = anyshape.compile(function, strict=True)
+    fast(*inputs)
+    return [step.target for one in fast.programs for step in one.executable.plan.steps if isinstance(step, ExternStep)]
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "draw"])
+def test_pytorch_does_what_it_does_on_the_cpu(extension: Any, name: str) -> None:
+    """What a graph makes from numbers is on the device: no operator is PyTorch's for want of that."""
+    x = torch.randn(17, 40)
+    assert externs(FUNCTIONS[name], x.to(NAME)) == externs(FUNCTIONS[name], x)
+
+
+@pytest.mark.parametrize("name", ["mixer", "graph_attention", "variational", "clicks"])
+def test_models_too(extension: Any, name: str) -> None:
+    case = ZOO[name]
+    model, inputs = case.build(), case.make_inputs(case.shapes(1)[0])
+    with torch.no_grad():
+        found = externs(copy.deepcopy(model).to(NAME), *(one.to(NAME) for one in inputs))
+        assert found == externs(model, *inputs)
