@@ -21,6 +21,7 @@ from anyshape.frontend.aten.table import TABLE, Decline
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
 from anyshape.frontend.warm_start.identity import Identities
 from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record
+from roads import compilation_of
 
 pytestmark = pytest.mark.skipif(not can_record(), reason="this torch lacks a part")
 SOURCE = Path(anyshape.__file__).parents[1]
@@ -170,8 +171,8 @@ def test_what_no_guard_knows_is_traced_in_every_process(compiled: Callable[..., 
     fast = compiled(function)
     x = torch.randn(3, 8)
     torch.testing.assert_close(fast(x), function(x))
-    stats = anyshape.stats()
-    assert (stats["warm_not_kept"], stats["fallbacks"]) == (1, 0), fast.explain()
+    # not the sum of `stats()`, in which objects of other tests count that were not collected yet
+    assert anyshape.stats()["warm_not_kept"] == 1 and not compilation_of(fast).fallbacks, fast.explain()
     assert said in str(fast.explain())
 
 
