@@ -39,7 +39,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
 # tables inside other pages: the page, and what renders the one file of the folder
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
-    "gpu": ("gpu.md", gpu_offline.table),
+    "gpu": ("gpu.md", gpu_offline.table), "gpu-device": ("gpu.md", gpu_offline.device_tables),
     "warm-start": ("using.md", warm_start.table)}
 
 KEPT = sorted(path.name for path in STORED.iterdir() if path.name not in TABLES)
