@@ -127,10 +127,11 @@ def _device_attention(target: Any) -> Callable[..., Any]:
     """Attention with a bias on a device. Its kernels want the bias's rows at multiples of 16 elements, which PyTorch's
     own call of them sees to. On NVIDIA's they return where the generator stood as two numbers on the host; values of a
     program are on its device."""
-    def call(query: Any, key: Any, value: Any, bias: Any, sums: bool, dropout: float = 0.0, *rest: Any,
-             **keywords: Any) -> Any:
-        *found, seed, offset = target(query, key, value, _padded(bias), sums, dropout, *rest, **keywords)
-        if dropout:
+    def call(query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
+             *rest: Any, **keywords: Any) -> Any:
+        *found, seed, offset = target(
+            query, key, value, _padded(attn_bias), compute_log_sumexp, dropout_p, *rest, **keywords)
+        if dropout_p:
             return (*found, seed.to(query.device), offset.to(query.device))
         return (*found, *(torch.empty((), dtype=one.dtype, device=query.device) for one in (seed, offset)))
 
