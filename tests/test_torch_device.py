@@ -53,7 +53,7 @@ def test_forward_and_backward(extension: Any, name: str) -> None:
     there = copy.deepcopy(own).to(NAME)
     run = ENTRANCES[name](there)
     anyshape.reset_stats()
-    for rows in (5, 7, 1, 0, 30):
+    for rows in (5, 7, 1, 30):
         x = torch.randn(rows, 16)
         own.zero_grad()
         there.zero_grad()
