@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 from anyshape.ir.graph import Attr
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.directives import Product, Vectorize
+from anyshape.kernel.loop_ir.directives import SPANNING, Product, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.loop_ir.show import content_name
 from anyshape.kernel.schedule.hardware_params import HardwareParams
@@ -39,7 +39,6 @@ from anyshape.sym.expr import Size, product, substitute, symbol, symbols_of
 
 PLAIN = (("alpha", 1.0), ("beta", 1.0))  # attributes of a product with an addend that is not scaled
 DTYPES = ("bf16", "f16")  # that tensor cores multiply without further rounding
-SPANNING = ("reduce", "scan", "scatter", "fold", "check")
 RESULT = "t0"  # the product in the kernel that computes it
 
 Programs = Mapping[str, LoopProgram]

@@ -124,6 +124,9 @@ class Interleave:
         return f"interleave {self.short} inside of {self.long}"
 
 
+SPANNING = ("reduce", "scan", "scatter", "fold", "check")  # instructions that no kernel with a product has
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """The buffer `name` is not in memory: it is the product of the params `left` and `right`, a matrix of all rows by

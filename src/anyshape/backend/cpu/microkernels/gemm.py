@@ -382,9 +382,7 @@ class _Packed(Routine):
         is_past = code.compare("ne", past, number(0)) if tiles(code.target, self.dtype) and not self.wide else None
         whole = code.binary("and", columns, number(-lanes))
         slot = code.slot("result", "f32", lanes)
-        i = code.open_loop(number(0), rows, 1)
-        starts = [self.plus(first, self.times(i, each))
-                  for first, each in ((sums, step), (target, target_step), (addend, addend_step))]
+        starts = self._open_rows(rows, ((sums, step), (target, target_step), (addend, addend_step)))
 
         def vector(j: Value, mask: Value | None) -> None:
             source, place, old = (self.plus(start, self.times(j, size))
@@ -408,14 +406,7 @@ class _Packed(Routine):
                 return
             write(code, self.dtype, found, place, mask, self.wide)
 
-        j = code.open_loop(number(0), whole, lanes)
-        vector(j, None)
-        code.close_section()
-        code.open_if(code.compare("slt", whole, columns))
-        vector(whole, code.first_lanes(code.binary("sub", columns, whole), lanes))
-        code.close_section()
-        code.close_section()
-
+        self._close_rows(whole, columns, vector)
 
     def finish_whole(self) -> None:
         """Of sums of 8-bit numbers: as they are, or added to what is there."""
@@ -424,9 +415,7 @@ class _Packed(Routine):
         adds = code.compare("ne", addend, number(0))
         whole = code.binary("and", columns, number(-lanes))
         slot = code.slot("result", "i32", lanes)
-        i = code.open_loop(number(0), rows, 1)
-        starts = [self.plus(first, self.times(i, each))
-                  for first, each in ((sums, step), (target, target_step), (addend, addend_step))]
+        starts = self._open_rows(rows, ((sums, step), (target, target_step), (addend, addend_step)))
 
         def vector(j: Value, mask: Value | None) -> None:
             source, place, old = (self.plus(start, self.times(j, 4)) for start in starts)
@@ -439,6 +428,17 @@ class _Packed(Routine):
             code.close_section()
             self.store_vector(self.get(slot, "i32", lanes), place, mask)
 
+        self._close_rows(whole, columns, vector)
+
+    def _open_rows(self, rows: Value, places: Sequence[tuple[Value, Value]]) -> list[Value]:
+        """Begins a loop over rows: the addresses of a row, of (address, bytes from row to row)."""
+        i = self.code.open_loop(number(0), rows, 1)
+        return [self.plus(first, self.times(i, step)) for first, step in places]
+
+    def _close_rows(self, whole: Value, columns: Value, vector: Callable[[Value, Value | None], None]) -> None:
+        """Goes through the columns of a row by vectors, the last one masked, and ends the loop. whole: columns of
+        whole vectors."""
+        code, lanes = self.code, self.lanes
         j = code.open_loop(number(0), whole, lanes)
         vector(j, None)
         code.close_section()

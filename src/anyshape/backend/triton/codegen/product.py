@@ -18,12 +18,11 @@ from anyshape.backend.triton.codegen.kernel import BOTH, COLUMN, ROW, Printer
 from anyshape.backend.triton.codegen.scalars import TYPES
 from anyshape.backend.triton.codegen.sizes import linear
 from anyshape.base.errors import VerifyError
-from anyshape.kernel.loop_ir.directives import Product
+from anyshape.kernel.loop_ir.directives import SPANNING, Product
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.sym.expr import product, symbol
 
 GROUP = 8  # rows of tiles
-SPANNING = ("reduce", "scan", "scatter", "fold", "check")
 
 
 class ProductPrinter(Printer):
