@@ -136,7 +136,8 @@ def test_whole_train_steps(extension: Any, name: str, monkeypatch: pytest.Monkey
         wanted, found = steps[0](x), steps[1](x.to(NAME))
         torch.testing.assert_close(found.cpu(), wanted)
     monkeypatch.undo()
-    within = {"atol": 1e-5, "rtol": 1e-4} if name != "bfloat16" else {"atol": 1e-3, "rtol": 1e-2}  # a rounding apart
+    # gradients that are rounded to bfloat16 may be a rounding apart
+    within = {"atol": 1e-5, "rtol": 1e-4} if name != "bfloat16" else {"atol": 1e-4, "rtol": 2.0**-8}
     for one, other in zip(there.parameters(), own.parameters(), strict=True):
         torch.testing.assert_close(one.detach().cpu(), other.detach(), **within)
     states = [one.settings.optimizer.state_dict()["state"] for one in steps]

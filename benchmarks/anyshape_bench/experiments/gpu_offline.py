@@ -204,7 +204,8 @@ def device_tables(found: dict[str, Any]) -> str:
     ways = [way for way in kernels[0] if way not in ("part", "name", "error")]
     products = by_part["products"]
     lines = [f"| part of a copy's bytes a second | {' | '.join(ways)} |", "|---|" + "---|" * len(ways),
-             *(f"| {row['name']} | " + " | ".join(f"{row[way]:.2f}" for way in ways) + " |" for row in kernels), "",
+             *(f"| {row['name']} | " + " | ".join(
+                 f"{row[way]:.2f}" if way in row else "" for way in ways) + " |" for row in kernels), "",
              f"| TFLOP/s of relu(x @ w + b) | {' | '.join(products[0]['tflops'])} |",
              "|---|" + "---|" * len(products[0]["tflops"]),
              *(f"| {row['name']} | " + " | ".join(f"{one:.0f}" for one in row["tflops"].values()) + " |"

@@ -15,6 +15,7 @@ HARDWARE = HardwareParams(
     bytes_per_operation=0.05, free_operations=16, row_buffer_operations=32, launch_bytes=4 << 20,
     band_bytes=1 << 20, speeds=Speeds({"f32": 400e12, "f64": 60e12, "bf16": 700e12, "f16": 700e12}, 3e12, 50e9, 50e9))
 
-# The speed of our own products, of the library's without what follows them, by architecture: the least that was
-# measured, at 16384 x 2048 x 8192 on an H200 (docs/gpu.md). Where none was measured the library does them.
+# The speed of our own products, of the library's without what follows them, by architecture: the least of those that
+# were measured, at 16384 x 2048 x 8192 on an H200 (docs/gpu.md), with the pass behind the library's taken off at the
+# bandwidth above. Where none was measured the library does them.
 PRODUCT_SHARES = {"sm_90": 0.84}

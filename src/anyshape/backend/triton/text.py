@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from anyshape.backend.triton.codegen.fold import FoldPrinter
 from anyshape.backend.triton.codegen.form import Form
+from anyshape.backend.triton.codegen.gemm import ProductPrinter
 from anyshape.backend.triton.codegen.kernel import Printer
-from anyshape.backend.triton.codegen.product import ProductPrinter
 from anyshape.backend.triton.codegen.scalars import functions
 from anyshape.backend.triton.codegen.scatter import ScatterPrinter
 from anyshape.backend.triton.codegen.window import WindowPrinter

@@ -1,4 +1,5 @@
-"""Codegen of products with an epilogue: a tile of the product is summed in registers, and what reads it goes on there.
+"""GEMM codegen with a fused epilogue (`tl.dot`): a tile of a product is summed in registers, where what reads it goes
+on.
 
     product t0: bf16 = p0[64; 1] @ p1[n1; 1]      total = tl.zeros([R, C], tl.float32)
       over 64                                     for start in range(0, 64, K):
