@@ -64,7 +64,7 @@ def test_softmax(dtype: str) -> None:
         np.testing.assert_allclose(found, exact, rtol=4e-3 if dtype == "bf16" else 2e-6, atol=1e-30)
         assert memory.is_whole()
     assert {name.split()[0] for name in device.ran} >= {
-        "rows4", "rows1024", "rows2048_window", "looped1024_window", "looped"}
+        "rows4", "rows1024", "rows1024_window", "rows5120_window", "looped"}
 
 
 def test_nan_and_infinity() -> None:
@@ -78,7 +78,20 @@ def test_nan_and_infinity() -> None:
 
 
 def test_softmax_by_every_version() -> None:
-    agree(texts.program(texts.SOFTMAX.replace("bf16", "f32")), [[2, 57], [3, 101]], 1e-6, every=True)
+    softmax = texts.program(texts.SOFTMAX.replace("bf16", "f32"))
+    agree(softmax, [[2, 57], [3, 101]], 1e-6, every=True)
+    device = agree(softmax, [[3, 1024], [3, 1031], [2, 1032], [3, 1283], [2, 1290], [3, 2300], [3, 3072]], 1e-6)
+    assert [name.split()[0] for name in device.ran] == [
+        "rows1024", "rows1280_window", "rows1280", "rows1280_window", "rows1536_window", "rows2560", "rows3072"]
+    device = agree(texts.program(texts.SOFTMAX), [[3, 1031], [2, 1032], [3, 1287], [5, 1543], [2, 3079]], 1e-2)
+    assert [name.split()[0] for name in device.ran] == [
+        "rows1024_window", "rows1280", "rows1280_window", "rows1536_window", "rows3072_window"]
+
+
+@pytest.mark.parametrize("combine", ["mul", "maximum"])
+def test_scans_of_rows_that_begin_anywhere(combine: str) -> None:
+    """What stands before a row in its first 16 bytes takes no part."""
+    agree(texts.program(texts.CUMSUM.replace("add", combine)), [[3, 101], [4, 259], [3, 4099]], 1e-5)
 
 
 def test_a_failed_run_writes_nothing() -> None:

@@ -32,8 +32,7 @@ from anyshape.sym.expr import Size, ceildiv, coefficient_of, minimum, product, s
 ELEMENTS = 1024  # of a tile
 WIDEST = 16384  # columns of a row in registers
 STEP = 8192  # columns of a step of a long row
-SHORT_STEP, SHORT = 1024, 16384  # of a row in windows; the longest that takes such steps
-KEPT = 2048  # columns of a row in windows that is in registers
+DOUBLED = 1024  # columns of a row in registers from which on it may have two tiles
 FOLDED = 4096  # columns whose sums over rows are in registers
 STRIP, ACROSS = 128, 16  # rows and columns of a strip's tile
 WINDOWED = 64  # columns from which on rows that begin anywhere are read in windows
@@ -54,6 +53,7 @@ class _Tile:
     rows: int
     columns: int
     conditions: tuple[Size, ...] = ()
+    more: int = 0  # columns of the second tile
 
 
 def emit(program: LoopProgram) -> str:
@@ -70,6 +70,7 @@ def emit(program: LoopProgram) -> str:
         source = plain if plain is not None and tile.form.columns != TILE else program
         if tile.form not in texts:
             kind = "_window" if tile.form.window else "_buckets" if tile.form.buckets else ""
+            kind = f"2{kind}" if tile.form.two else kind
             name = f"{program.name}_{tile.form.columns}{kind}"
             texts[tile.form] = name, function_text(source, tile.form, name)
         versions.append(_version(source, tile, texts[tile.form][0]))
@@ -117,7 +118,7 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
     if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
-    found = _persistent(columns, _widest(program)) if _is_one_value(program) else []
+    found = _persistent(columns, _widest(program), "scan" not in spans) if _is_one_value(program) else []
     return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
 
 
@@ -128,17 +129,12 @@ def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
             or tile.columns < 4 * WINDOWED or not _steps(program):
         return []
     columns = product(extent for _, extent in program.columns)
-    left = tile.columns - (columns + start[1] - 1)
-    limit = (columns - WINDOWED, *((left,) if form.columns == TILE or tile.conditions else ()))
-    if any(isinstance(size, int) and size < 0 for size in limit) or (
-            form.columns == TILE and tile.columns > KEPT and not isinstance(columns, int)):
+    fit = start[1] - 1 if form.columns == TILE else 0  # what is left of whole chunks is no part of the tiles
+    conditions = (columns - (tile.columns if form.two else WINDOWED), *(one + fit for one in tile.conditions[form.two:]))
+    if any(isinstance(size, int) and size < 0 for size in conditions):
         return []
-    found = dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
-                                conditions=tuple(size for size in limit if not isinstance(size, int)))
-    if form.columns != LOOP or isinstance(columns, int):
-        return [found]
-    return [dataclasses.replace(found, name=f"{tile.name}{SHORT_STEP}_window", columns=SHORT_STEP,
-                                conditions=(*found.conditions, SHORT - columns)), found]
+    return [dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
+                                conditions=tuple(size for size in conditions if not isinstance(size, int)))]
 
 
 def _buckets(program: LoopProgram, form: Form, rows: int) -> list[_Tile]:
@@ -168,14 +164,17 @@ def _widest(program: LoopProgram) -> int:
     return WIDEST if sum(kept.values()) <= 3 else WIDEST // 2
 
 
-def _persistent(columns: Size, widest: int) -> list[_Tile]:
-    """Tiles of whole rows."""
-    if isinstance(columns, int):
-        width = _up_to(columns, 2 * widest)
-        return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width)] if width <= widest else []
-    widths = [4, 16] + [1 << power for power in range(6, widest.bit_length())]
-    return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width, (width - columns,))
-            for width in widths]
+def _persistent(columns: Size, widest: int, doubled: bool) -> list[_Tile]:
+    """Tiles of whole rows. doubled: a row may have two, so that fewer lanes have no column."""
+    found = []
+    for width in [4, 16] + [1 << power for power in range(6, widest.bit_length())]:
+        found.append(_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width, (width - columns,)))
+        found += [_Tile(f"rows{width + more}", Form(TILE, two=True), 1, width, (columns - width, width + more - columns),
+                        more) for more in (width // 4, width // 2) if DOUBLED <= width < widest and doubled]
+    if not isinstance(columns, int):
+        return found
+    fitting = [one for one in found if all(size >= 0 for size in one.conditions if isinstance(size, int))]
+    return [dataclasses.replace(one, conditions=()) for one in fitting[:1]]
 
 
 def _folding(columns: Size, spans: bool) -> list[_Tile]:
@@ -202,20 +201,21 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
     else:
         grid = ceildiv(rows, tile.rows)
     start = row_start(program) if form.window else None
-    window = 0 if start is None else start[1]
     if form.columns == GRID:
-        grid = grid * ceildiv(columns + max(window - 1, 0), tile.columns)
+        grid = grid * ceildiv(columns, tile.columns)
     grid = grid * max(form.buckets, 1)
     scratch: Size = 0
     if form.scratch:
         grid = minimum(grid, form.scratch)
         scratch = grid * tile.rows * sum((one.count * 8 for one in program.scratch), 0)
-    elements = tile.rows * (1 if form.buckets else tile.columns)
+    elements = tile.rows * (1 if form.buckets else tile.columns + tile.more)
     most = 32 if tile.columns == STEP and form.columns == LOOP else 8 if form.columns == LOOP else 16
     share = PER_PERSISTENT_WARP if form.columns == TILE and split is None else PER_WARP
     warps = max(1, min(most, 1 << (max(elements // share, 1).bit_length() - 1)))
-    return KernelVersion(tile.name, function, tile.conditions, (("R", tile.rows), ("C", tile.columns)), grid,
-                         4 if form.columns == GRID else warps, scratch=scratch, window=window)
+    warps = 4 if form.columns == GRID else warps
+    constants = (("R", tile.rows), ("C", tile.columns), *((("D", tile.more),) if form.two else ()))
+    return KernelVersion(tile.name, function, tile.conditions, constants, grid, warps, scratch=scratch,
+                         window=0 if start is None else start[1])
 
 
 def _points(program: LoopProgram) -> frozenset[int]:

@@ -21,6 +21,7 @@ class Form:
     points: column stages, by position, whose columns are gone through one by one, in order.
     scratch: row buffers lie in memory, a piece for each of at most `scratch` Triton programs, which take blocks of rows
         by turns; 0: they are registers.
+    two: a row of a TILE has two tiles, of C columns that all exist and of D more.
     window: rows are read and written in aligned windows (codegen/window.py).
     buckets: programs that share the columns of a scatter out by where they go; 0: none.
     """
@@ -31,3 +32,4 @@ class Form:
     scratch: int = 0
     buckets: int = 0
     window: bool = False
+    two: bool = False

@@ -29,10 +29,9 @@ GROUP = 8  # rows of tiles
 class ProductPrinter(Printer):
     """The work on a function of a program with a product."""
 
-    constants = ("R", "C", "K")
-
     def __init__(self, program: LoopProgram, form: Form, multiplied: Product) -> None:
         super().__init__(program, form)
+        self.constants = ("R", "C", "K")
         self.product = multiplied
         if program.scratch or any(stage.level != "column" or one.op in SPANNING
                                   for stage in program.stages for one in stage.instructions):

@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 
 from anyshape.backend.triton.codegen.form import GRID, LOOP, Form
+from anyshape.backend.triton.codegen.parts import Part, peeled
 from anyshape.backend.triton.codegen.scalars import TYPES, cast, combine, constant, identity, reducer, scalar
 from anyshape.backend.triton.codegen.sizes import divisor_of, linear, text_of
 from anyshape.base.errors import VerifyError
@@ -32,17 +33,23 @@ ROW, COLUMN, BOTH = frozenset("r"), frozenset("c"), frozenset("rc")
 class Printer:
     """The work on one function: `text` gives it, or raises VerifyError where the form does not fit the program."""
 
-    constants: tuple[str, ...] = ("R", "C")  # that versions of the function differ in
-
     def __init__(self, program: LoopProgram, form: Form) -> None:
         self.program, self.form = program, form
+        self.constants: tuple[str, ...] = ("R", "C", "D") if form.two else ("R", "C")  # that versions differ in
+        self.parts = [Part("", "C", program, whole=form.two and not form.window)]
+        if form.two:
+            self.parts.append(Part("_d", "D", peeled(program, "_d", 1)))
+        self.part = self.parts[0]
+        # sums along the columns: eager adds in another order, so that no quotient by one is eager's to the last bit
+        self.added = {one.result for stage in program.stages for one in stage.instructions
+                      if one.op == "reduce" and one.combine == "add"}
         self.flat = not any(stage.level == "column" for stage in program.stages)
         self.lines: list[str] = []
         self.depth = 1
         self.axes: dict[str, Axes] = {name: NONE for name in program.sizes}
         self.dtypes: dict[int, str] = {}
         self.stored = {param.name: param.dtype for param in program.params}
-        self.buffers = {one.name: one for one in program.scratch}
+        self.buffers = {one.name: one for part in self.parts for one in part.program.scratch}
         self.kept: dict[str, tuple[Size, str]] = {}  # a row buffer in registers: where it was stored, and what
         self.loaded: dict[Instruction, str] = {}  # what is in a register already; its level as the result
         self.total = product(extent for _, extent in program.columns)
@@ -68,7 +75,7 @@ class Printer:
         """An offset over the numbers of rows and columns, where it is linear in them."""
         if not self.form.strip:
             size = linear(size, self.program.rows, "row")
-        return linear(size, self.program.columns, "column") if self.in_column else size
+        return linear(size, self.part.program.columns, self.part.column) if self.in_column else size
 
     def _symbol(self, name: str) -> str:
         return f"r{name[1:]}.to(INDEX)" if name[0] == "%" else name
@@ -88,13 +95,14 @@ class Printer:
         """The shape of a value."""
         if self.flat:
             return "[R]" if axes else "()"
-        return {NONE: "()", ROW: "[R, 1]", COLUMN: "[1, C]", BOTH: "[R, C]"}[axes]
+        width = self.part.width
+        return {NONE: "()", ROW: "[R, 1]", COLUMN: f"[1, {width}]", BOTH: f"[R, {width}]"}[axes]
 
     def mask(self, axes: Axes, more: Sequence[str] = ()) -> str:
         """The lanes of `axes` that exist; in a column stage also whether there are columns at all."""
         parts = ["rmask"] if "r" in axes else []
         if "c" in axes:
-            parts.append("cmask")
+            parts += [] if self.part.whole else [self.part.mask]
         elif self._is_guarded():
             parts.append("some")
         return " & ".join([*parts, *more])
@@ -159,12 +167,12 @@ class Printer:
             last, extent = self.program.rows[-1]
             self.put(f"strips = tl.cdiv({self.size(extent)}, R)")
             self.put(f"{last} = {block} % strips * R + {self.lanes('R')}")
-            self.put(f"rmask = {last} < {self.size(extent)}")
+            self.put(f"rmask = ({last} < {self.size(extent)}) | (R == 1)")
             self.axes[last] = ROW
             self.split("outer", f"{block} // strips", self.program.rows[:-1], NONE)
         else:
             self.put(f"row = {block} * R + {self.lanes('R')}")
-            self.put(f"rmask = row < {self.size(product(extent for _, extent in self.program.rows))}")
+            self.put(f"rmask = (row < {self.size(product(extent for _, extent in self.program.rows))}) | (R == 1)")
             self.axes["row"] = ROW
             self.split("row", "", self.program.rows, ROW)
 
@@ -190,17 +198,22 @@ class Printer:
             self.axes[variable] = axes
 
     def tile_columns(self, first: str) -> None:
-        """The columns of a tile from `first` on."""
-        self.put("column = " + (f"{first} + " if first else "") + f"{self.lanes('C')}.to(INDEX)")
-        self.put(f"cmask = column < {self.size(self.total)}")
+        """The columns of a part's tile from `first` on."""
+        part = self.part
+        self.put(f"{part.column} = " + (f"{first} + " if first else "") + f"{self.lanes(part.width)}.to(INDEX)")
+        self.put(f"{part.mask} = {part.column} < {self.size(self.total)}")
         self.columns = COLUMN | self.axes_of(self.total)  # rows of different lengths: a mask of each
-        self.split("column", "", self.program.columns, self.columns)
+        self.split(part.column, "", part.program.columns, self.columns)
 
     def whole_columns(self) -> None:
         """The columns of a tile that all column stages share."""
         if self.form.columns != LOOP and not self.flat:
             self.tile_columns("first" if self.form.columns == GRID else "")
             self.put(f"some = {self.size(self.total)} > 0")
+        for part in self.parts[1:]:
+            self.part = part
+            self.tile_columns("C")
+        self.part = self.parts[0]
 
     # stages
 
@@ -218,29 +231,42 @@ class Printer:
     def stage(self, number: int, stage: Stage) -> None:
         """One stage."""
         self.in_column = stage.level == "column"
-        points = self.in_column and number in self.form.points
-        looped = self.in_column and (points or self.form.columns == LOOP)
-        self.stepped = looped
-        reduces = [one for one in stage.instructions if one.op == "reduce"]
+        looped = self.in_column and (number in self.form.points or self.form.columns == LOOP)
         if looped:
-            shape = self.shape(ROW if points else BOTH)
-            for one in reduces:
-                self.put(f"a{one.result} = tl.full({shape}, {identity(one.combine, one.dtype)}, {TYPES[one.dtype]})")
-            for one in (one for one in stage.instructions if one.op == "scan"):
-                self.put(f"carry{one.result} = tl.full({self.shape(ROW)}, {identity(one.combine, one.dtype)}, "
-                         f"{TYPES[one.dtype]})")
-            self._enter_loop(number, points)
+            self._in_steps(number, stage)
+        parts = self.parts[looped:] if self.in_column else self.parts[:1]
+        for self.part in parts:
+            self.instructions(self.part.program.stages[number])
+        for self.part in parts:  # behind all loads, which so are under way at the same time
+            for one in (one for one in self.part.program.stages[number].instructions if one.op == "reduce"):
+                self._reduced(one, self._masked(one), False)
+        self.part, self.in_column = self.parts[0], False
+
+    def _in_steps(self, number: int, stage: Stage) -> None:
+        """The columns of a stage's first part, step by step."""
+        points, self.stepped = number in self.form.points, True
+        shape = self.shape(ROW if points else BOTH)
+        reduces = [one for one in stage.instructions if one.op == "reduce"]
+        for one in reduces:
+            self.put(f"a{one.result} = tl.full({shape}, {identity(one.combine, one.dtype)}, {TYPES[one.dtype]})")
+        for one in (one for one in stage.instructions if one.op == "scan"):
+            self.put(f"carry{one.result} = tl.full({self.shape(ROW)}, {identity(one.combine, one.dtype)}, "
+                     f"{TYPES[one.dtype]})")
+        self._enter_loop(number, points)
+        self.instructions(stage)
+        self._leave_loop(stage, points)
+        for one in reduces:
+            self._reduced(one, f"a{one.result}", points)
+        self.stepped = False
+        if points:
+            self.whole_columns()
+
+    def instructions(self, stage: Stage) -> None:
+        """The instructions of a stage, in order."""
         for one in stage.instructions:
             self.one(one)
             if one.op in ("store", "scatter", "fold"):
                 self.loaded = {load: name for load, name in self.loaded.items() if load.buffer != one.buffer}
-        if looped:
-            self._leave_loop(stage, points)
-            for one in reduces:
-                self._reduced(one, f"a{one.result}", points)
-            if points:
-                self.whole_columns()
-        self.in_column, self.stepped = False, False
 
     def end(self) -> Size:
         """How far the lanes of a row go."""
@@ -287,7 +313,10 @@ class Printer:
             return
         operands = [f"r{register}" for register in one.args]
         source = self.dtypes[one.args[-1]] if one.args else one.dtype
-        self.let(one, scalar(one.op, operands, one.dtype, source), self.along(one.args))
+        text = scalar(one.op, operands, one.dtype, source)
+        if one.op == "div" and one.args[1] in self.added and source == "f32":
+            text = f"{operands[0]} / {operands[1]}"  # within 2 ulp, in a third of the instructions; see `added`
+        self.let(one, text, self.along(one.args))
 
     def let(self, one: Instruction, text: str, axes: Axes) -> None:
         """A register becomes a value."""
@@ -384,17 +413,20 @@ class Printer:
         self.put(f"tl.store({place}, {one.value}, mask={mask})")
 
     def _reduce(self, one: Instruction) -> None:
+        if self.stepped:  # else see `stage`
+            self.put(f"a{one.result} = {combine(one.combine, f'a{one.result}', self._masked(one), one.dtype)}")
+
+    def _masked(self, one: Instruction) -> str:
+        """What a reduction reads, and what changes nothing in lanes that do not exist."""
         axes = ROW | self.columns
         value = f"tl.broadcast_to(r{one.args[0]}, {self.shape(axes)})"
-        masked = f"tl.where({self.mask(axes)}, {value}, {identity(one.combine, one.dtype)})"
-        if self.stepped:
-            self.put(f"a{one.result} = {combine(one.combine, f'a{one.result}', masked, one.dtype)}")
-        else:
-            self._reduced(one, masked, False)
+        return f"tl.where({self.mask(axes)}, {value}, {identity(one.combine, one.dtype)})"
 
     def _reduced(self, one: Instruction, text: str, points: bool) -> None:
-        self.let(one, text if points else
-                 f"tl.reduce({text}, 1, {reducer(one.combine, one.dtype)}, keep_dims=True)", ROW)
+        if not points:
+            text = f"tl.reduce({text}, 1, {reducer(one.combine, one.dtype)}, keep_dims=True)"
+        self.let(one, text if self.part is self.parts[0] else
+                 combine(one.combine, f"r{one.result}", text, one.dtype), ROW)
 
     def _scan(self, one: Instruction) -> None:
         name, function = f"r{one.result}", reducer(one.combine, one.dtype)

@@ -4,31 +4,31 @@
 
     element   12  13  14  15 | 16 ..     .. 23 | 24  25  26  27
     column        0   1   2    3  ..     .. 10   11  12
-              [ some lanes   ] [ whole chunks ] [ some lanes   ]
+                [ head     ]   [ body         ]  [ tail ]
 
-The lanes of a tile begin at the last multiple of 16 bytes before the row. Each chunk of 16 bytes that holds an element
-of the row is loaded whole (it cannot reach into another page), and what is not the row's is dropped. Chunks that are
-the row's as a whole are stored as such, the two at its ends element by element.
+The body of a row, whole chunks of 16 bytes, is read and written as such; its lanes need no masks but at its end. The
+head and the tail are a part of their own (parts.py), of two chunks, which is read and written element by element. (With
+a lane for each thread it would have another layout than the body, which Triton then moves through shared memory.)
 """
 from __future__ import annotations
 
 from collections import Counter
 
-from anyshape.backend.triton.codegen.form import Form
-from anyshape.backend.triton.codegen.kernel import COLUMN, ROW, Printer
-from anyshape.backend.triton.codegen.scalars import cast, constant
+from anyshape.backend.triton.codegen.form import GRID, Form
+from anyshape.backend.triton.codegen.kernel import COLUMN, ROW, Axes, Printer
+from anyshape.backend.triton.codegen.parts import Part, peeled
 from anyshape.backend.triton.codegen.sizes import linear
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
-from anyshape.sym.expr import Size, coefficient_of, product, symbol, symbols_of
+from anyshape.kernel.loop_ir.program import LoopProgram, Stage
+from anyshape.sym.expr import Size, coefficient_of, symbol, symbols_of
 
 WIDEST = 16  # bytes of an access
 
 
 def row_start(program: LoopProgram) -> tuple[Size, int] | None:
     """Where most accesses begin a row, in elements over the row variables, and how many elements 16 bytes hold; None
-    where rows begin at multiples of 16 bytes anyway, or have no columns side by side."""
+    where rows begin at multiples of 16 bytes anyway, have no columns side by side, or are scanned in order."""
     rows = {name for name, _ in program.rows}
     if len(program.columns) != 1 or not rows or symbols_of(program.columns[0][1]) & rows:
         return None
@@ -36,7 +36,10 @@ def row_start(program: LoopProgram) -> tuple[Size, int] | None:
     column = program.columns[0][0]
     found: Counter[Size] = Counter()
     items, written = [], set()
-    for one in (one for stage in program.stages if stage.level == "column" for one in stage.instructions):
+    inside = [one for stage in program.stages if stage.level == "column" for one in stage.instructions]
+    if any(one.op == "scan" for one in inside):
+        return None
+    for one in inside:
         step = coefficient_of(one.offset, column) if one.buffer in stored else None
         if one.op not in ("load", "store") or step is None or step[0] != 1 or any(
                 name[0] == "%" for name in symbols_of(step[1])):
@@ -65,50 +68,47 @@ class WindowPrinter(Printer):
         if found is None or form.strip or form.points or form.scratch:
             raise VerifyError("rows have no aligned windows", do="report this as a bug of the compiler")
         self.start, self.chunk = found
+        number = len(self.parts)
+        self.parts.append(Part("_e", str(2 * self.chunk), peeled(program, "_e", number)))
+        self.buffers |= {one.name: one for one in self.parts[number].program.scratch}
 
-    def end(self) -> Size:
-        """Lanes that a row may need."""
-        return product(extent for _, extent in self.program.columns) + (self.chunk - 1)
+    def whole_columns(self) -> None:
+        """Where the whole chunks of the rows lie, and the columns that all column stages share."""
+        start, shift = self.size(self.start), self.chunk.bit_length() - 1
+        # shifts round down: what a row of a concatenation reads may begin, as it were, before the memory
+        self.put(f"window = ({start} + {self.chunk - 1} >> {shift}) * {self.chunk}")
+        self.put(f"head = window - {start}")
+        self.put(f"body = ({self.size(self.total)} - head) // {self.chunk} * {self.chunk}")
+        super().whole_columns()
 
     def tile_columns(self, first: str) -> None:
         """See `Printer`; `lane` counts from the start of the window."""
-        total, chunk = self.size(self.total), self.chunk
-        self.put("lane = " + (f"{first} + " if first else "") + f"{self.lanes('C')}.to(INDEX)")
-        first_of_row = self.size(self.start)
-        if not isinstance(self.start, int) and any(factor < 0 for _, factor in self.start.terms):
-            # Triton divides towards 0: what a row of a concatenation reads may begin, as it were, before the memory
-            self.put(f"first_of_row = {first_of_row}")
-            first_of_row = f"(first_of_row - tl.where(first_of_row < 0, {chunk - 1}, 0))"
-        self.put(f"window = {first_of_row} // {chunk} * {chunk}")
-        self.put(f"shift = {self.size(self.start)} - window")
-        self.put("column = lane - shift")
-        self.put(f"cmask = (column >= 0) & (column < {total})")
-        self.put(f"chunk = lane // {chunk} * {chunk} - shift")
-        self.put(f"some_of_chunk = (chunk + {chunk} > 0) & (chunk < {total})")
-        self.put(f"whole_chunk = (chunk >= 0) & (chunk + {chunk} <= {total})")
+        part, chunk = self.part, self.chunk
+        lane = f"lane{part.suffix}"
+        if part is self.parts[-1]:
+            self.put(f"{lane} = {self.lanes(part.width)}.to(INDEX)")
+            self.put(f"{part.column} = tl.where({lane} < {chunk}, {lane}, {lane} + (head + body - {chunk}))")
+            self.put(f"{part.mask} = ({part.column} < {self.size(self.total)}) & (({lane} >= {chunk}) | ({lane} < head))")
+        else:
+            self.put(f"{lane} = " + (f"{first} + " if first else "") + f"{self.lanes(part.width)}.to(INDEX)")
+            self.put(f"{part.column} = head + {lane}")
+            self.put(f"{part.mask} = {lane} < body")
         self.columns = COLUMN | ROW
-        self.split("column", "", self.program.columns, self.columns)
+        self.split(part.column, "", part.program.columns, self.columns)
 
-    def _is_window(self, one: Instruction) -> bool:
-        """Does the access go along the window?"""
-        column = symbol(self.program.columns[0][0])
-        return (self.in_column and not one.args[one.op == "store":] and one.buffer in self.stored
-                and linear(one.offset - column, self.program.rows, "row") == self.start)
-
-    def _load(self, one: Instruction) -> None:
-        if not self._is_window(one) or self.is_loaded(one):
-            super()._load(one)
+    def instructions(self, stage: Stage) -> None:
+        """See `Printer`: of programs side by side one has the ends of a row."""
+        if self.form.columns != GRID or self.part is not self.parts[-1]:
+            super().instructions(stage)
             return
-        stored = self.stored[one.buffer]
-        other = constant(one.value, stored)
-        text = f"tl.load({one.buffer} + (window + lane), mask=rmask & some_of_chunk, other={other})"
-        self.let(one, cast(f"tl.where(cmask, {text}, {other})", stored, one.dtype), ROW | COLUMN)
-        self.remember(one)
+        self.put("if first == 0:")
+        self.depth += 1
+        super().instructions(stage)
+        self.depth -= 1
 
-    def _store(self, one: Instruction) -> None:
-        if not self._is_window(one):
-            super()._store(one)
-            return
-        place, value = f"{one.buffer} + (window + lane)", f"r{one.args[0]}"
-        self.put(f"tl.store({place}, {value}, mask=rmask & whole_chunk)")
-        self.put(f"tl.store({place}, {value}, mask=rmask & cmask & (whole_chunk == 0))")
+    def place(self, buffer: str, offset: Size, axes: Axes, spread: Axes) -> str:
+        """See `Printer`: an access along the window begins at a multiple of 16 bytes, which Triton sees."""
+        if self.in_column and self.part is not self.parts[-1] and buffer in self.stored and \
+                offset - symbol(self.part.program.columns[0][0]) == self.start:
+            return f"{buffer} + (window + lane{self.part.suffix})"
+        return super().place(buffer, offset, axes, spread)
