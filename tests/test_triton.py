@@ -50,6 +50,35 @@ SOFTMAX = """kernel softmax(p0: in bf16, p1: out bf16; n0, n1)
       r7: f32 = div r6, r5
       store p1[i0*n1 + i1] r7
 """
+NORM = """kernel norm(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = reduce add r0
+    row
+      r20: i64 = index n1
+      r21: f32 = cast r20
+      r22: f32 = div r1, r21
+    columns (i1: n1) vector i1
+      r2: f32 = load p0[i0*n1 + i1]
+      r3: f32 = sub r2, r22
+      r4: f32 = mul r3, r3
+      r5: f32 = reduce add r4
+    row
+      r23: f32 = div r5, r21
+      r24: f32 = 1e-05
+      r25: f32 = add r23, r24
+      r26: f32 = rsqrt r25
+    columns (i1: n1) vector i1
+      r6: f32 = load p0[i0*n1 + i1]
+      r7: f32 = sub r6, r22
+      r8: f32 = mul r7, r26
+      r9: f32 = load p1[i1]
+      r10: f32 = mul r8, r9
+      r11: f32 = load p2[i1]
+      r12: f32 = add r10, r11
+      store p3[i0*n1 + i1] r12
+"""
 EMBEDDING = """kernel embedding_backward(p0: inout f32, p1: in i64, p2: in f32; n0)
   rows (i1: 64) vector i1
     columns (i0: n0)
@@ -178,12 +207,15 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 
 def test_choice_of_versions() -> None:
     source = read(emit(program(SOFTMAX)))
-    chosen = {n: source.choose([1000, n]).title for n in (0, 1, 5, 300, 1000, 1024, 5003, 16384, 16385, 100_000)}
+    chosen = {n: source.choose([1000, n]).title for n in (0, 1, 5, 300, 1000, 1024, 5003, 16384, 16385, 16400, 16411,
+                                                               1536, 1537, 1544, 100_000)}
     assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512_window i32 /4",
-                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "looped1024_window i32",
-                      16384: "rows16384 i32 /16", 16385: "looped_window i32", 100_000: "looped i32 /16"}
+                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "rows5120_window i32",
+                      16384: "rows16384 i32 /16", 16385: "rows16384_window i32", 16400: "looped i32 /16",
+                      16411: "looped_window i32", 1536: "rows1536 i32 /16", 1537: "rows1536_window i32",
+                      1544: "rows2048 i32 /8", 100_000: "looped i32 /16"}
     assert source.choose([100_000, 100_000]).index == "i64"  # offsets beyond 2^31
-    assert source.choose([8, 1023]).title == "rows2048_window i32"
+    assert source.choose([8, 1023]).title == "rows1024_window i32"
     assert source.choose([8, 1023], 2).title == "rows1024 i32 unaligned"
     assert source.choose([8, 1024], 2).title == "rows1024 i32 /16 unaligned"
     with pytest.raises(VerifyError, match="without a kernel"):
@@ -197,8 +229,23 @@ def test_nvidia_code() -> None:
                              for n, alignment in ((1024, 16), (1023, 16), (1023, 2)))
     for text in (wide, windows):
         assert re.search(r"ld\.global\.v4\.b32", text) and re.search(r"st\.global\.v4\.b32", text)
-        assert not re.search(r"ld\.global\.b16", text)
+    assert not re.search(r"ld\.global\.b16", wide) and len(re.findall(r"ld\.global\.b16", windows)) == 8  # of the ends
     assert not re.search(r"ld\.global\.v", narrow) and re.search(r"ld\.global\.b16", narrow)
+
+
+@pytest.mark.parametrize(("text", "most"), [(SOFTMAX, (14, 20)), (NORM, (18, 33))])
+def test_instructions_of_an_element(text: str, most: tuple[int, int]) -> None:
+    """A kernel is bound by memory only where its instructions are few: an H200 has time for some 27 while it copies an
+    element of bf16. Rows that begin anywhere cost half as many again; few lanes are there for nothing."""
+    source = read(emit(program(text)))
+    for columns, version, allowed in ((1000, "rows1024 i32 /8", most[0]), (4096, "rows4096 i32 /16", most[0]),
+                                      (4104, "rows5120 i32 /8", most[0]), (1001, "rows1024_window i32", most[1]),
+                                      (4099, "rows4096_window i32", most[1]), (5003, "rows5120_window i32", most[1])):
+        kernel = compiled(source, [64, columns], "sm_90")
+        assert kernel.version.title == version
+        constants = dict(kernel.version.constants)
+        lanes = constants["R"] * (constants["C"] + constants.get("D", 0)) / kernel.threads
+        assert len(re.findall(r"^\t(?:@%p\d+ )?[a-z][^;]*;", kernel.assembly, re.MULTILINE)) < allowed * lanes, columns
 
 
 def test_amd_code() -> None:

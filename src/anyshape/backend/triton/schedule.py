@@ -2,6 +2,7 @@
 
     columns of the vector      R x C                        a program
       up to 16384              1024/C rows, C >= columns    persistent: a row's columns are in registers
+      1/4 or 1/2 above 2^k     1 row, 2^k and 2^k/4 or /2   the same in two tiles, so that few lanes have no column
       more                     1 row                        looped: its columns in steps of 8192
       nothing spans them       1024 elements                a tile of the rows and columns
     rows of the vector         128 x 16                     a strip of rows that lie side by side
@@ -10,7 +11,7 @@
 A persistent row has 32 elements a thread, with which an H200 came nearest to its copy (softmax and layer norm of
 bfloat16, rows of 1000 and 4096, against 4, 8 and 16 elements). A looped row is read several times, and all but the
 first ought to find it in the L2 cache: so a row has 32 warps, and few rows are begun at a time. Rows that begin
-anywhere and are longer than 2048 are looped from the start, in steps that leave few lanes over.
+anywhere are read in aligned windows (codegen/window.py) by the same tiles.
 """
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
         return []
     columns = product(extent for _, extent in program.columns)
     fit = start[1] - 1 if form.columns == TILE else 0  # what is left of whole chunks is no part of the tiles
-    conditions = (columns - (tile.columns if form.two else WINDOWED), *(one + fit for one in tile.conditions[form.two:]))
+    least = tile.columns if form.two else WINDOWED
+    conditions = (columns - least, *(one + fit for one in tile.conditions[form.two:]))
     if any(isinstance(size, int) and size < 0 for size in conditions):
         return []
     return [dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
@@ -169,8 +171,9 @@ def _persistent(columns: Size, widest: int, doubled: bool) -> list[_Tile]:
     found = []
     for width in [4, 16] + [1 << power for power in range(6, widest.bit_length())]:
         found.append(_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width, (width - columns,)))
-        found += [_Tile(f"rows{width + more}", Form(TILE, two=True), 1, width, (columns - width, width + more - columns),
-                        more) for more in (width // 4, width // 2) if DOUBLED <= width < widest and doubled]
+        for more in (width // 4, width // 2) if DOUBLED <= width < widest and doubled else ():
+            fits = columns - width, width + more - columns
+            found.append(_Tile(f"rows{width + more}", Form(TILE, two=True), 1, width, fits, more))
     if not isinstance(columns, int):
         return found
     fitting = [one for one in found if all(size >= 0 for size in one.conditions if isinstance(size, int))]

@@ -88,7 +88,8 @@ class WindowPrinter(Printer):
         if part is self.parts[-1]:
             self.put(f"{lane} = {self.lanes(part.width)}.to(INDEX)")
             self.put(f"{part.column} = tl.where({lane} < {chunk}, {lane}, {lane} + (head + body - {chunk}))")
-            self.put(f"{part.mask} = ({part.column} < {self.size(self.total)}) & (({lane} >= {chunk}) | ({lane} < head))")
+            self.put(f"{part.mask} = ({part.column} < {self.size(self.total)})"
+                     f" & (({lane} >= {chunk}) | ({lane} < head))")
         else:
             self.put(f"{lane} = " + (f"{first} + " if first else "") + f"{self.lanes(part.width)}.to(INDEX)")
             self.put(f"{part.column} = head + {lane}")
