@@ -245,6 +245,26 @@ def test_extents_that_are_products() -> None:
     agree(program, [[3, 5], [1, 1], [2, 33], [0, 4]], within=1e-30)
 
 
+def test_rows_of_different_lengths() -> None:
+    """No version has a condition on a row; what it gives for the columns of each."""
+    body = """kernel uneven(p0: in f32, p1: out f32, p2: out f32; n0, n1)
+  rows (i0: n0)
+    columns (i1: i0 + 1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = reduce add r0
+      store p2[i0*n1 + i1] r0
+    row
+      store p1[i0] r1
+"""
+    kernel = InterpretedKernel(read(emit(texts.program(body))))
+    for rows, columns in ((3, 3), (70, 71), (1, 1), (0, 5)):
+        x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+        sums, copy = np.full(rows, np.nan, np.float32), np.zeros_like(x)
+        kernel.run([one.ctypes.data for one in (x, sums, copy)], [rows, columns])
+        np.testing.assert_array_equal(copy, np.tril(x))
+        np.testing.assert_allclose(sums, np.tril(x).sum(1), rtol=1e-5, atol=1e-5)
+
+
 def test_windows_that_begin_before_the_memory() -> None:
     """A part of a concatenation reads its operand from a place left of it on."""
     program = texts.program("""kernel shifted(p0: in f32, p1: in f32, p2: out f32; n0, n1)

@@ -107,9 +107,9 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         return [_Tile("flat", Form(LOOP, strip and len(program.rows) > 1), rows, 1)]
     general = plain if plain is not None else program
     form = Form(LOOP, strip, _points(general), SPILLING if general.scratch else 0)
-    uneven = bool(points) and bool(symbols_of(columns) & {name for name, _ in program.rows})
+    uneven = bool(symbols_of(columns) & {name for name, _ in program.rows})  # rows of different lengths
     if strip:
-        some = 1 if uneven else _up_to(program.rows[-1][1], STRIP)
+        some = 1 if points and uneven else _up_to(program.rows[-1][1], STRIP)
         across = 1 if len(form.points) == len([s for s in general.stages if s.level == "column"]) else _up_to(
             columns, ELEMENTS * 2 // some)
         return [*_buckets(program, form, some), _Tile("strips", form, some, across)]
@@ -117,9 +117,9 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         width = _up_to(columns, ELEMENTS)
         rows = ELEMENTS // width if isinstance(columns, int) and not uneven else 1
         return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
-    if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
+    if len(inside) == 1 and not uneven and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
-    found = _persistent(columns, _widest(program), "scan" not in spans) if _is_one_value(program) else []
+    found = _persistent(columns, _widest(program), "scan" not in spans) if _is_one_value(program) and not uneven else []
     return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
 
 
