@@ -23,7 +23,7 @@ def test_tests_are_counted_and_failures_named(tmp_path):
     found = outcome(tmp_path, """
 import pytest
 @pytest.fixture
-def broken(): raise OSError("no such thing")
+def broken(): raise OSError("no /a/b.c/d.py:3, 1/2")
 def test_right(): pass
 @pytest.mark.parametrize("n", [1, 2])
 def test_number(n): assert n == 1, "two"
@@ -35,7 +35,7 @@ def test_long(): pass
 """)
     assert (found.file, found.passed, found.skipped, found.ended) == ("test_it", 2, 1, "")
     assert [one.test for one in found.failed] == ["test_number[2]", "test_with"]
-    assert "two" in found.failed[0].said and "no such thing" in found.failed[1].said
+    assert "two" in found.failed[0].said and "no d.py:3, 1/2" in found.failed[1].said
 
 
 @pytest.mark.parametrize("what, ended", [("import os; os.kill(os.getpid(), 9)", "status -9"),

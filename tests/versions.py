@@ -18,6 +18,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ PAGE = ROOT / "docs" / "versions.md"
 KEPT = ROOT / "docs" / "results" / "versions"
 PACKAGES = ("torch", "llvmlite", "numpy", "triton", "transformers", "onnx", "jax")
 LIMIT = 1800  # seconds for a file
+_FOLDERS = re.compile(r"(?<![\w.])/\S*/(?=\w)")  # of a path of this machine
 INTRODUCTION = """# Versions that the tests were run with
 
 Written by `python tests/versions.py` from `docs/results/versions`, which has a result for each file of tests and pair
@@ -123,8 +125,8 @@ def counted(report: str) -> tuple[int, int, tuple[Failure, ...]]:
     for case in ElementTree.fromstring(report).iter("testcase"):
         wrong = [one for kind in ("failure", "error") for one in case.findall(kind)]
         if wrong:
-            said = (wrong[0].get("message") or "").strip().splitlines()
-            failed.append(Failure(case.get("name", ""), said[0][:200] if said else ""))
+            said = (wrong[0].get("message") or "").strip().partition("\n")[0]
+            failed.append(Failure(case.get("name", ""), _FOLDERS.sub("", said)[:200]))
         elif case.find("skipped") is not None:
             skipped += 1
         else:
