@@ -46,6 +46,8 @@ UNARY: dict[str, Function] = {
     "clamp min 0": lambda x: x.clamp(min=0), "clamp min -0.0": lambda x: x.clamp(min=-0.0),
     "clamp max 0": lambda x: x.clamp(max=0), "clamp max -0.0": lambda x: x.clamp(max=-0.0),
     "clamp 1 -1": lambda x: x.clamp(1, -1), "clamp nan": lambda x: x.clamp(min=NAN),
+    "clamp max nan": lambda x: x.clamp(max=NAN), "clamp nan 1": lambda x: x.clamp(NAN, 1),
+    "clamp_min nan": lambda x: torch.clamp_min(x, NAN), "clamp_max nan": lambda x: torch.clamp_max(x, NAN),
     "clamp_min": lambda x: torch.clamp_min(x, 0), "clamp_max": lambda x: torch.clamp_max(x, 0),
     "logit 1e-6": lambda x: torch.logit(x, 1e-6), "logit 0": lambda x: torch.logit(x, 0.0),
     **{f"pow {power}": lambda x, power=power: x**power

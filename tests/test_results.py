@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import versions
 from anyshape_bench.experiments import exchange, gpu_offline, processes, serving, strategies, warm_start
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
@@ -33,7 +34,8 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "benchmarks-memory": of(MemoryBudget()), "benchmarks-plan": of(Planning()), "benchmarks-step": of(TrainSteps()),
     "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),
     "benchmarks-processes": lambda folder: processes.page(json.loads((folder / "processes.json").read_text())),
-    "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text()))}
+    "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text())),
+    "versions": versions.page}
 
 
 # tables inside other pages: the page, and what renders the one file of the folder
@@ -61,7 +63,8 @@ def test_every_page_of_figures_has_stored_results():
 @pytest.mark.parametrize("page", KEPT)
 def test_a_page_shows_its_stored_results(page):
     same = (DOCS / f"{page}.md").read_text() == PAGES[page](STORED / page)
-    assert same, f"run anyshape bench --show docs/results/{page} --write-document docs/{page}.md"
+    assert same, "run python tests/versions.py --show" if page == "versions" else \
+        f"run anyshape bench --show docs/results/{page} --write-document docs/{page}.md"
 
 
 def test_the_tables_of_the_readme_are_those_of_the_pages():

@@ -202,6 +202,7 @@ SHOWS: dict[str, Callable[[], bool]] = {
     "dtype of attention's sums": dtype_of_sums,
     "frac of -0.0": lambda: taken_apart(aten.frac.default)(torch.tensor([-0.0])).signbit().item(),
     "bags of bfloat16": bags_of_bfloat16,
+    "one bound of NaN": lambda: torch.ones(1).clamp(min=NAN).item() == 1,
     "gelu of infinity": lambda: F.gelu(torch.full((64,), INF)).isnan().any().item(),  # type: ignore[dict-item]
     "gradient of hardsigmoid": lambda: gradient(F.hardsigmoid, torch.zeros(1, dtype=torch.float64), 1).item() != 1 / 6,
     "addmv of nothing": lambda: torch.addmv(*(torch.zeros(shape, dtype=torch.int64)

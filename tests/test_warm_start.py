@@ -20,7 +20,7 @@ from anyshape.base.disk_cache import cache_of
 from anyshape.frontend.aten.table import TABLE, Decline
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
 from anyshape.frontend.warm_start.identity import Identities
-from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record
+from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record, without_object
 from roads import compilation_of
 
 pytestmark = pytest.mark.skipif(not can_record(), reason="this torch lacks a part")
@@ -79,6 +79,13 @@ def test_a_second_compilation_takes_the_program_and_its_own_weights(compiled: Ca
     check(compiled(first), first, 0)
     check(compiled(second), second, 1)
     assert anyshape.stats()["programs"] == 1
+
+
+@pytest.mark.parametrize("asked, shown", [
+    ("___check_obj_id(G['F'].gelu.__code__, 140131)", ", type=<code object gelu at 0x7f73, file \"a.py\", line 3>"),
+    ("___check_obj_id(G['F'], 140131), type=<class 'module'>", ""), ("L['x'] == 3", "")])
+def test_a_guard_names_no_place_of_the_object_that_it_asks_for(asked: str, shown: str) -> None:
+    assert without_object(asked + shown) == asked
 
 
 def declined(*operands: object, **more: object) -> None:

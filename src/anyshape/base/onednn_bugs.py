@@ -114,6 +114,9 @@ FAULTS = (
     Fault("bags of bfloat16", TAKEN_APART, "2.13", "the rule for the shape of `_embedding_bag`'s second result is not "
           "what the operator gives for bfloat16", _TABLE),
     Fault("gelu of infinity", EAGER, "2.13", "`gelu(inf)` is NaN in dense vectors, inf elsewhere", "inf everywhere"),
+    Fault("one bound of NaN", EAGER, "2.11", "`clamp` by one number that is NaN leaves its operand as it is; "
+          "`clamp_min` and `clamp` by two give NaN", "`frontend/aten/pointwise.py` leaves it to PyTorch",
+          mended="2.12"),
     Fault("gradient of hardsigmoid", EAGER, "2.13", "the sixth in float64 is that of float32",
           "not compared (tests/test_edges.py)"),
     Fault("addmv of nothing", EAGER, "2.13", "`addmv` of whole numbers and a matrix without rows has the shape of "

@@ -61,6 +61,8 @@ WHOLE = (
     aten.logit,
     aten.logit_backward,
     aten.frac,  # before 2.13: of -0.0 it is -0.0
+    aten.clamp_min,  # before 2.12: `clamp` by a number that is NaN is another function
+    aten.clamp_max,
     # The decompositions take the root of a variance, which may be infinite in f32 where the deviation is not.
     aten.std,
     aten.std_mean,

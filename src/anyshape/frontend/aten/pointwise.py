@@ -240,6 +240,8 @@ def masked_fill(t: Translator, x: Value, mask: Value, value: Any) -> Value:
 
 @translates(aten.clamp.default, aten.clamp.Tensor)
 def clamp(t: Translator, x: Value, min: Any = None, max: Any = None) -> Value:
+    if (min is None) != (max is None) and any(isinstance(one, float) and math.isnan(one) for one in (min, max)):
+        raise Decline("a bound that is NaN, beside which torch 2.11 leaves the operand as it is")
     y = x
     if min is not None:
         y = clamp_min(t, y, min)

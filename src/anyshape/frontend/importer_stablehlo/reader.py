@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,9 @@ def read(source: Any) -> Module:
         return _Reader().module(module)
 
 
-def _refused(why: str, where: str = "") -> InputError:
+def _refused(why: str, where: str = "", do: str = "check where it comes from, and export it again") -> InputError:
     return InputError("this is no StableHLO module that can be read", where=where or "anyshape.compile_stablehlo",
-                      why=why, do="check where it comes from, and export it again")
+                      why=why, do=do)
 
 
 def _context() -> Any:
@@ -78,8 +79,12 @@ def _parsed(context: Any, source: str | bytes) -> Any:
             return stablehlo.deserialize_portable_artifact(context, source)
         return ir.Module.parse(source)
     except Exception as error:  # the bindings raise MLIRError, ValueError and others
-        raise _refused(str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-                       ) from error
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        if isinstance(source, bytes) and len(said) > 1:
+            # bytecode says what wrote it in the lines after; only portable artefacts are read by other versions
+            raise _refused(f"{' '.join(map(str.strip, said))[:300]} (jaxlib {version('jaxlib')})",
+                           do="export it as a portable artefact or as text, or use the jaxlib of its time") from error
+        raise _refused(said[0][:300]) from error
 
 
 def _depth(text: str) -> int:

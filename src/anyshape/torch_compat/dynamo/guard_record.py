@@ -52,6 +52,8 @@ PROGRAM = "__compiled_fn"
 _IDENTITY = re.compile(r"\b\d{6,}\b")
 _COMMENT = re.compile(r"\s*(  #.*|\(HINT: .*\))$", re.DOTALL)  # where the guard was asked for
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+_SHOWN = re.compile(r"(?<=\)), type=<.* at 0x[0-9a-f]+.*")  # what `repr` says of an object
+
 
 class Identities(Protocol):
     """Says what objects are."""
@@ -351,11 +353,16 @@ def _texts(manager: Any, builder: Any, identities: Identities) -> tuple[str, ...
     asked = [_COMMENT.sub("", text) for text in manager.guard_manager.code_parts]
     written = [text for one in builder.code for text in one.code_list]
     keys = _keys(manager.guard_manager.root)
-    found = tuple(_IDENTITY.sub(word, text) for text in (*asked, *written, *keys))
+    found = tuple(_IDENTITY.sub(word, without_object(text)) for text in (*asked, *written, *keys))
     for text in found:
         if _ADDRESS.search(text):
             raise NotRecorded(f"a guard names an object of this process: {text:.200}")
     return found
+
+
+def without_object(text: str) -> str:
+    """What a guard says without the object whose identity it asks, which torch before 2.13 writes behind it."""
+    return _SHOWN.sub("", text)
 
 
 def _keys(manager: Any) -> Iterator[str]:

@@ -56,7 +56,7 @@ def _newer_slices() -> Iterator[None]:
     table, slices = rules.op_implementations_dict, torch.ops.aten.slice.Tensor
     slice_of = table[slices]
     rules._compute_slice_index = _bounded(index_of)
-    table[slices] = _sliced(slice_of, rules._compute_slice_index)
+    table[slices] = _sliced(slice_of, rules)
     try:
         yield
     finally:
@@ -79,8 +79,9 @@ def _bounded(index_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return bounded
 
 
-def _sliced(slice_of: Callable[..., Any], index_of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """A slice; where `slice_of` gives up, not knowing whether it ends before it begins: a maximum of that and zero."""
+def _sliced(slice_of: Callable[..., Any], rules: Any) -> Callable[..., Any]:
+    """A slice; where `slice_of` gives up, not knowing whether it ends before it begins: a maximum of that and zero. Its
+    bounds are what the rule for them says by then: a trace for all sizes has its own (`tracing/symint_cache.py`)."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     def sliced(mode: Any, op: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
@@ -88,6 +89,7 @@ def _sliced(slice_of: Callable[..., Any], index_of: Callable[[Any, Any], Any]) -
             return slice_of(mode, op, x, dim, start, end, step)
         sizes, strides = list(x.shape), list(x.stride())
         to_end = end is None or (isinstance(end, int) and end == sys.maxsize)
+        index_of = rules._compute_slice_index
         first = 0 if start is None else index_of(sizes[dim], start)
         last = sizes[dim] if to_end else index_of(sizes[dim], end)
         if first is None or last is None or guard_or_false(last >= first) or guard_or_false(first >= last):
