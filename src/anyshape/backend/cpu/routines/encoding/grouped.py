@@ -35,6 +35,7 @@ from anyshape.backend.cpu.routines.encoding.product import (
 )
 
 GROUPED_WORDS = words_of(GroupedStep)
+NEITHER = 2  # panels nor the library
 # bytes of a thread's scratch for panels, as PANELS: groups are many and small, and the weights are packed in no time (8
 # groups of 8192x256 @ 256x64 take as long with 768 KiB; AMD Zen, one thread, 2026-11-25)
 GROUP_PANELS = 192 << 10
@@ -70,7 +71,7 @@ def encode_grouped(piece: GroupedPiece, out: Array[i64]) -> int:
     by_us = encode_ways(piece, step, left, right, c)
     if by_us < 0:
         return by_us
-    if not kind.library and kind.f64:
+    if by_us == NEITHER:
         return encode_call(piece.number, out)
     step.ours = by_us
     step.along = ALONG_TERMS if piece.of_terms else ALONG_ROWS
@@ -119,7 +120,8 @@ def set_matrix(matrix: Matrix, window: Window, rows: int, columns: int, row: int
 
 
 def encode_ways(piece: GroupedPiece, step: GroupedStep, left: Matrix, right: Matrix, c: Matrix) -> int:
-    """One group's product by panels and by the library. 1: panels are taken; below 0: see `ask`."""
+    """One group's product by panels and by the library. 1: panels are taken; 0: the library is; below 0: see
+    `ask`."""
     kind = piece.kind
     rows = c.rows
     leading = c.columns if rows == 1 else c.row
@@ -143,7 +145,7 @@ def encode_ways(piece: GroupedPiece, step: GroupedStep, left: Matrix, right: Mat
     encode_head(head, library, left, right, c, none_there, leading, 1, 0)
     library.length = 0
     if kind.f64:
-        return 0
+        return 0 if by_blas else NEITHER
     by_panels(kind, left, right, c, GROUP_PANELS, step.panels)
     head.beta = kind.one
     encode_head(head, step.panels, left, right, c, none_there, leading, 1, 0)
