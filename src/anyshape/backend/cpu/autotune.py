@@ -192,9 +192,10 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
         shape, result = (1, batch, rows, depth), (1, rows, batch, depth)
         q, k, v = (torch.ones(shape, dtype=dtype) for _ in range(3))
         tensors = [q, k, v, torch.empty(result, dtype=dtype), torch.empty(1, batch, rows, dtype=dtype)]
+        there = dict(zip(roles("attention", len(tensors)), tensors, strict=True))
+        ordered = [there[role] for role in host.OPERANDS if role in there]
         return _native(native, template.ATTENTION, lambda at: attention_words(
-            at, 0, "attention", one.dtype, True, bits(depth**-0.5, "f"), roles("attention", len(tensors))),
-                       tensors, fixed, one.dtype)
+            at, 0, "attention", one.dtype, True, bits(depth**-0.5, "f"), there), ordered, fixed, one.dtype)
     x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
     y = torch.empty(batch, rows, columns, dtype=dtype)
     if one.dtype in half_precision.DTYPES and not own:

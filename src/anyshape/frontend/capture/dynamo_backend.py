@@ -21,6 +21,7 @@ from anyshape.frontend.attention_fusion.match import attention
 from anyshape.frontend.autograd.custom_derivatives import derivatives
 from anyshape.frontend.autograd.partition import Halves, partition_with_tape
 from anyshape.frontend.capture.autograd_function import AutogradProgram
+from anyshape.frontend.capture.caught_errors import LEFT, caught
 from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
@@ -83,6 +84,13 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
+    where = caught(gm)
+    if where and compilation.step is None:
+        compilation.left_alone = LEFT, where
+        if compilation.tracing[2] == "backend":  # nobody counts calls
+            refuse(compilation.config, LEFT, where=where)
+            note(compilation, f"{LEFT} ({where})")
+        raise api.skip_frame(f"{LEFT} ({where})")
     number = compilation.next_graph(size_names(gm))
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):

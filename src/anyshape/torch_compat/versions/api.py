@@ -150,6 +150,12 @@ def _raised(name: str) -> Any:
     return compat.need(f"torch._dynamo.exc.{name}")
 
 
+def skip_frame(reason: str) -> BaseException:
+    """What a backend raises so that Dynamo lets the frame run as it is."""
+    error: BaseException = _raised("SkipFrame")(reason)
+    return error
+
+
 def trace_failure(error: BaseException) -> tuple[str, str, str, dict[str, str]] | None:
     """The kind of error, such as TypeError, by which an operator refused its operands while Dynamo traced, what it
     said, the user's line, and the place of every symbol in the caller's arguments, such as L['x'].size()[0]. None for
