@@ -18,6 +18,7 @@ import torch
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,6 +26,7 @@ import anyshape
 from anyshape import torch_compat
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import AnyShapeError
+from anyshape.torch_compat.versions.symbolic_functions import traced_values
 from sampling import crossed
 
 
@@ -585,3 +587,41 @@ def test_a_finally_is_no_except() -> None:
     for function in (indexed, parsed):
         with pytest.raises(IndexError):
             anyshape.compile(function, strict=True)(torch.randn(3, 3), torch.tensor([8]))
+
+
+@pytest.mark.parametrize("before", (True, False))
+def test_a_kernel_of_pytorch_that_a_user_replaces_is_called(before: bool) -> None:
+    """Also one that is replaced after a program was made; taken away, compiled code runs again."""
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    x = torch.randn(4, 3)
+    fast = anyshape.compile(function)
+    if not before:
+        torch.testing.assert_close(fast(x), function(x))
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("relu", lambda x: x * 0 + 5, "CPU")
+        try:
+            anyshape.reset_stats()
+            assert fast(x).eq(6).all()
+            assert torch.compile(function, backend="anyshape")(x).eq(6).all()
+            assert anyshape.stats()["eager_calls"] == 2
+            assert "aten::relu (CPU)" in str(fast.explain())
+            with pytest.raises(AnyShapeError, match="aten::relu"):
+                anyshape.compile(function, strict=True)(x)
+        finally:
+            library._destroy()
+    anyshape.reset_stats()
+    torch.testing.assert_close(fast(x), function(x))
+    assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_nothing_that_torch_deprecates_is_asked_for() -> None:
+    """A trace without a size that changes has no values of symbols, under the new name; the old one warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert not traced_values(ShapeEnv())
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(anyshape.compile(lambda t: t.sin() * 2, strict=True, dynamic=False)(x), x.sin() * 2)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-LEFT = ("errors of an operator, which are found only when its values are there, are caught by an `except` of the code: "
-        "the function with the `try` runs as PyTorch, what it calls is compiled")
+LEFT = ("errors of an operator, which are found only when its values are there, are caught by an `except` of the "
+        "code: the function with the `try` runs as PyTorch, what it calls is compiled")
 # operators that look at values of whole numbers, or factorise, and fail where there is no answer
 _FAILS = re.compile(
     r"(embedding|gather|scatter|index|take|put|cross_entropy|nll_loss|one_hot|bincount|div|mod|remainder|repeat_inter"

@@ -28,7 +28,7 @@ from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
 from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
-from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
+from anyshape.frontend.programs.eager_fallback import BY_OPERATOR, REPLACED, FallbackWarning, note, refuse
 from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
@@ -41,6 +41,7 @@ from anyshape.frontend.train_step.validation import warn_of_inputs
 from anyshape.passes.driver.pipeline import ATTENTION, FAST_DISPATCH
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat.dynamo import internals
+from anyshape.torch_compat.replaced_kernels import replaced_kernels
 from anyshape.torch_compat.versions import api
 
 NOT_WITH_THIS = "nothing can be compiled with this version of torch"
@@ -78,6 +79,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     lack = compat.lack()
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
+    if replaced_kernels():
+        return _as_pytorch(gm, compilation, f"{REPLACED}: {', '.join(replaced_kernels())}", BY_OPERATOR)
     fakes = [value for value in example_inputs if api.is_fake(value)]
     if fakes and not all(map(api.is_traced, fakes)):
         return gm.forward  # a call on shapes alone: there is no memory to compute on

@@ -172,16 +172,20 @@ class Tracing:
             return self._refused(code, error, call)
         if answer is None:
             return self._later(None, BESIDE, call)
-        if self.compilation.left_alone is not None and not api.made_program(answer):
-            call.frames += 1
-            self._leaves(code, call, *self.compilation.left_alone)
-        elif api.made_program(answer):
-            call.frames += 1
-            self.codes.append(code)
-        elif tensors and eager_frames.is_left(code, answer):
-            call.frames += 1
-            self._skips(code, call)
+        self._noted(code, answer, bool(tensors), call)
         return self._kept(code, answer)
+
+    def _noted(self, code: Any, answer: Any, has_tensors: bool, call: Call) -> None:
+        """Counts a frame with the call: it has a program, or runs as PyTorch."""
+        if api.made_program(answer):
+            self.codes.append(code)
+        elif self.compilation.left_alone is not None:
+            self._leaves(code, *self.compilation.left_alone, call)
+        elif has_tensors and eager_frames.is_left(code, answer):
+            self._skips(code, call)
+        else:
+            return
+        call.frames += 1
 
     def _from_cache(self, frame: Any, told: RecompileReason) -> Any:
         """Dynamo's answer with a program of an earlier process; None where there is none that fits."""
@@ -232,7 +236,7 @@ class Tracing:
         self.skipped[code] = reason
         call.reason = call.reason or reason
 
-    def _leaves(self, code: Any, call: Call, reason: str, where: str) -> None:
+    def _leaves(self, code: Any, reason: str, where: str, call: Call) -> None:
         """A frame was captured, and left to PyTorch (frontend/capture/caught_errors.py).
 
         Raises:

@@ -18,6 +18,7 @@ from anyshape.backend.cpu.bytecode.format import (
     LINE,
     GroupedStep,
     LibraryProduct,
+    PackedProduct,
     Thin,
 )
 from anyshape.backend.cpu.bytecode.template import FULL, GroupedPiece, Kind, ProductPiece, Window
@@ -56,7 +57,6 @@ def encode_grouped(piece: GroupedPiece, out: Array[i64]) -> int:
             return 0
     if piece.order and order.numbers[1] != 1:
         return encode_call(piece.number, out)
-    y_rank = y.rank
     rank = result.rank
     rows = result.numbers[rank - 2]
     columns = result.numbers[rank - 1]
@@ -65,16 +65,16 @@ def encode_grouped(piece: GroupedPiece, out: Array[i64]) -> int:
     right = new(Matrix)
     c = new(Matrix)
     set_matrix(left, x, rows, depth, x.numbers[2], x.numbers[3])
-    set_matrix(right, y, depth, columns, y.numbers[2 * y_rank - 2], y.numbers[2 * y_rank - 1])
+    set_matrix(right, y, depth, columns, y.numbers[2 * y.rank - 2], y.numbers[2 * y.rank - 1])
     set_matrix(c, result, rows, columns, result.numbers[2 * rank - 2], result.numbers[2 * rank - 1])
     step = GroupedStep(out)
+    step.along = ALONG_TERMS if piece.of_terms else ALONG_ROWS
     by_us = encode_ways(piece, step, left, right, c)
     if by_us < 0:
         return by_us
     if by_us == NEITHER:
         return encode_call(piece.number, out)
     step.ours = by_us
-    step.along = ALONG_TERMS if piece.of_terms else ALONG_ROWS
     find_few(kind, step, left, right, c)
     if kind.f64:  # the words of the library's product still say the sizes
         copy_bytes(step.panels, step.library, size_of(LibraryProduct))
@@ -98,13 +98,17 @@ def encode_grouped(piece: GroupedPiece, out: Array[i64]) -> int:
     step.lane = right.column * item
     at_once = maximum(LEAST_ROWS, ROWS_BYTES // maximum(depth * item, 1)) if piece.order else 0
     step.rows = at_once
-    panels = step.panels
-    step.scratch = panels.scratch if by_us else 0
-    if piece.order and by_us:  # a vector's lanes of rows
-        step.scratch += kind.lanes * (panels.deep * panels.per_word * item + LINE)
-    elif piece.order:
-        step.scratch = at_once * depth * item
+    step.scratch = scratch_of(piece, step.panels, by_us, at_once * depth * item)
     return GROUPED_WORDS
+
+
+def scratch_of(piece: GroupedPiece, panels: PackedProduct, by_us: int, gathered: int) -> int:
+    """Bytes of a thread's scratch: of panels, and of rows that are gathered. gathered: bytes of these for the
+    library."""
+    if not by_us:
+        return gathered
+    rows = piece.kind.lanes * (panels.deep * panels.per_word * piece.kind.item + LINE)  # a vector's lanes of them
+    return panels.scratch + (rows if piece.order else 0)
 
 
 def set_matrix(matrix: Matrix, window: Window, rows: int, columns: int, row: int, column: int) -> int:
