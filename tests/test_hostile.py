@@ -625,3 +625,14 @@ def test_nothing_that_torch_deprecates_is_asked_for() -> None:
         assert not traced_values(ShapeEnv())
         x = torch.randn(3, 4)
         torch.testing.assert_close(anyshape.compile(lambda t: t.sin() * 2, strict=True, dynamic=False)(x), x.sin() * 2)
+
+
+@pytest.mark.parametrize("function", (
+    lambda x: torch.masked_select(x, torch.ones(7) > 0), lambda x: torch.linalg.multi_dot([x, x, x]),
+    lambda x: torch.take_along_dim(x, torch.full((1, 1), 9), 1),
+    lambda x: nn.functional.cross_entropy(x, torch.full((x.shape[0],), 9))))
+def test_an_error_names_the_line_of_the_user(function: Callable[..., torch.Tensor]) -> None:
+    """Not that of ours which is traced in place of torch's function."""
+    with pytest.raises(AnyShapeError) as caught:
+        anyshape.compile(function)(torch.rand(4, 5))
+    assert "where: test_hostile.py" in str(caught.value)
