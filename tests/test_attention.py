@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyshape
-from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.bytecode.products import native
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import host
 from anyshape.backend.cpu.microkernels import softmax_rows

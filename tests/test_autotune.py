@@ -13,7 +13,7 @@ from anyshape.backend import measurements
 from anyshape.backend.cpu import autotune
 from anyshape.backend.cpu.autotune import KINDS, Autotune, machine_key, usual
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_gemm import FULL, MANY, Fixed, does
+from anyshape.backend.cpu.bytecode.products import FULL, MANY, Fixed, does
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.target import target_of
 from anyshape.backend.measurements import Measurements, key_of

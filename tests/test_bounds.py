@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forked
-from anyshape.backend.cpu.bytecode import encode_attention, encode_gemm
+import reference_words
 from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode import products
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
@@ -72,7 +73,7 @@ bounding.main()
 """
 
 
-@pytest.mark.skipif(not encode_gemm.native("bf16", limits.host()), reason="this processor's products are PyTorch's")
+@pytest.mark.skipif(not products.native("bf16", limits.host()), reason="this processor's products are PyTorch's")
 def test_a_worker_that_leaves_its_scratch_dies():
     done = worker(0, 8, 64, "products", code=SHORT)
     assert done.returncode < 0 and "DONE" not in done.stdout
@@ -119,10 +120,10 @@ def test_scratch_of_products(target, dtype):
     @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
     @given(rows=sizes, inner=st.one_of(st.just(0), sizes), columns=sizes)
     def holds(rows, inner, columns):
-        a = encode_gemm.Matrix(0, 0, item, rows, inner, inner, 1, ())
-        b = encode_gemm.Matrix(1, 0, item, inner, columns, columns, 1, ())
-        c = encode_gemm.Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = encode_gemm.by_panels(target, 0, dtype, a, b, c, columns, 1.0, 0.0, {
+        a = reference_words.Matrix(0, 0, item, rows, inner, inner, 1, ())
+        b = reference_words.Matrix(1, 0, item, inner, columns, columns, 1, ())
+        c = reference_words.Matrix(2, 0, item, rows, columns, columns, 1, ())
+        step = reference_words.by_panels(target, 0, dtype, a, b, c, columns, 1.0, 0.0, {
             "a": (1, 0), "b": (0, 0), "c": (2, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0, "batches": 1,
             "rank": 0})
         assert len(step) == host.MATMUL_DIMS
@@ -159,15 +160,15 @@ def test_scratch_of_attention(target, dtype, backward):
     @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
     @given(rows=st.integers(1, 3000), columns=st.integers(1, 5000), depth=st.integers(1, 300), causal=st.booleans())
     def holds(rows, columns, depth, causal):
-        rows = max(rows, encode_gemm.OUR_ROWS) if dtype == "f32" else rows
+        rows = max(rows, products.OUR_ROWS) if dtype == "f32" else rows
 
         def dense(*shape):
             return shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
         q, k, sums = dense(1, 2, rows, depth), dense(1, 2, columns, depth), dense(1, 2, rows)
         result, keys = dense(1, rows, 2, depth), dense(1, columns, 2, depth)
         types = (q, q, k, k, sums, sums, result, keys, keys) if backward else (q, k, k, result, sums)
-        step = encode_attention._words(target, True, BlasRoutines(), "attention_backward" if backward else "attention",
-                                       dtype, causal, None, types)
+        step = reference_words.attention_step(
+            target, True, BlasRoutines(), "attention_backward" if backward else "attention", dtype, causal, None, types)
         assert step is not None
         of = {name: step[field.at] for name, field in host.AttentionStep.fields.items()}
         tile, row = of["tile"], of["step"]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape import route
-from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.bytecode.products import native
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base.config import Config
 from anyshape.base.errors import IndexRangeError

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import anyshape
-from anyshape.backend.cpu.bytecode import encode_gemm, format
+from anyshape.backend.cpu.bytecode import format, products
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import IndexRangeError
 from anyshape.plan.ir.program import KernelStep, LibraryStep
@@ -64,8 +64,8 @@ def test_to_the_bit_as_one_after_the_other(by, kernel, counts):
             for threads in counts:  # torch's tracer makes new programs for each
                 torch.set_num_threads(threads)
                 one, other = fast(x, w, b), apart(x, w, b)
-                ours = dtype is torch.bfloat16 or (by == "panels" and encode_gemm.ours_do(
-                    encode_gemm.Fixed(host(), True), rows, columns, inner, 1))
+                ours = dtype is torch.bfloat16 or (by == "panels" and products.ours_do(
+                    products.Fixed(host(), True), rows, columns, inner, 1))
                 if ours or threads == 1:
                     assert torch.equal(one, other), (rows, inner, columns, threads)
                 else:  # the library's bits may change from call to call

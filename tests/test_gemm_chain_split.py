@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
-from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.bytecode.products import native
 from anyshape.backend.cpu.machine.target import host
 from anyshape.plan.ir.program import LibraryStep
 from comparing import differs

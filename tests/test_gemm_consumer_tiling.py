@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
-from anyshape.backend.cpu.bytecode import encode_gemm
+from anyshape.backend.cpu.bytecode import products
 from anyshape.backend.cpu.machine.target import host
 from anyshape.plan.ir.program import TiledGemmStep
 
@@ -136,7 +136,7 @@ def test_half_precision() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         if step is not None:
-            assert bands_of(step) or not encode_gemm.native("bf16", host())
+            assert bands_of(step) or not products.native("bf16", host())
         weights.append([one.detach().double() for one in model.parameters()])
     for ours, theirs, exact in zip(*weights, strict=True):
         assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm() + 1e-6 * exact.norm()

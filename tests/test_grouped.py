@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.backend.cpu.bytecode import encode_grouped_gemm
-from anyshape.backend.cpu.bytecode.encode_gemm import Fixed, native
+from anyshape.backend.cpu.bytecode.products import Fixed, native
 from anyshape.backend.cpu.machine.target import host
 from anyshape.frontend.aten.table import BY_SCHEMA
 from anyshape.runtime.torch_ops.reference_interpreter import OWN
+from reference_words import grouped_step
 from sampling import crossed
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -155,4 +155,4 @@ def test_strides_that_the_host_does_not_take_are_pytorchs(fallback: Any) -> None
         ends = torch.tensor([3, 20, 30], dtype=torch.int32)
         close(fast(x, weights, ends), product(x.double(), weights.double(), ends), BOUNDS[dtype])
     types = (((30, 20), (80, 2)), ((3, 20, 17), (2040, 102, 3)), ((3,), (1,)), ((30, 17), (17, 1)))
-    assert encode_grouped_gemm._words(Fixed(host(), True), "grouped", "f64", 4, types) is None
+    assert grouped_step(Fixed(host(), True), "grouped", "f64", 4, types) is None

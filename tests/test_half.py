@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 import anyshape
 import anyshape.ops  # noqa: F401  (fills the op table)
-from anyshape.backend.cpu.bytecode import encode_gemm, encode_plan, format
+import reference_words
+from anyshape.backend.cpu.bytecode import format, plan_template, products
 from anyshape.backend.cpu.llvm import half_precision, jit
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemm, gemv
@@ -44,7 +45,7 @@ def in_pairs(**quick: tuple[int, ...]) -> pytest.MarkDecorator:
 
 def native() -> bool:
     """Whether this machine's products are the host's own."""
-    return all(encode_gemm.native(dtype, host()) for dtype in HALF)
+    return all(products.native(dtype, host()) for dtype in HALF)
 
 
 only_native = pytest.mark.skipif(not native(), reason="this processor's products are PyTorch's")
@@ -169,11 +170,11 @@ def test_sums_that_wait_for_the_next_block_have_room(columns, dtype):
     rows, inner = 100, 3001
     x, y = laid((rows, inner), "dense", dtype), laid((inner, columns), "dense", dtype)
     size = x.element_size()
-    a = encode_gemm.Area(0, 0, size, (rows, inner), (inner, 1))
-    b = encode_gemm.Area(1, 0, size, (inner, columns), (columns, 1))
-    c = encode_gemm.Area(2, 0, size, (rows, columns), (columns, 1))
-    program = encode_gemm.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
-                                       encode_gemm.Fixed(host(), True))
+    a = reference_words.Area(0, 0, size, (rows, inner), (inner, 1))
+    b = reference_words.Area(1, 0, size, (inner, columns), (columns, 1))
+    c = reference_words.Area(2, 0, size, (rows, columns), (columns, 1))
+    program = reference_words.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
+                                       products.Fixed(host(), True))
     if program[0] == format.PRODUCT:
         of = {name: program[format.PackedProduct.index(name)] for name in ("lanes", "deep", "rows", "scratch")}
         lanes = 2 * of["lanes"]
@@ -354,9 +355,8 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
 def test_products_of_f32(threads, monkeypatch):
     """From panels wherever their sizes allow, whatever the processor."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
-        monkeypatch.setattr(encode_gemm, name, 1)
+        monkeypatch.setattr(plan_template, name, 1)
     monkeypatch.setattr(Call, "step", None)  # no step is left to PyTorch
-    encode_plan._product.cache_clear()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -374,7 +374,6 @@ def test_products_of_f32(threads, monkeypatch):
                 assert (off <= (inner + 2) * 2.0**-23 * (x.double().abs() @ y.double().abs())).all()
     finally:
         torch.set_num_threads(before)
-        encode_plan._product.cache_clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -383,8 +382,7 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
     """A bias, one with gaps between its elements, a whole matrix that is kept, and one that the product is written
     over; panels that are whole, and edges; one block along k, and several."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
-        monkeypatch.setattr(encode_gemm, name, 1)
-    encode_plan._product.cache_clear()
+        monkeypatch.setattr(plan_template, name, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
 
@@ -405,7 +403,6 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
                 assert ((found - (products[i] + addend)).abs() <= bound).all()
     finally:
         torch.set_num_threads(before)
-        encode_plan._product.cache_clear()
 
 
 # ---- routines on processors other than this one

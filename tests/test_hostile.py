@@ -18,6 +18,7 @@ import torch
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,6 +26,7 @@ import anyshape
 from anyshape import torch_compat
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import AnyShapeError
+from anyshape.torch_compat.versions.symbolic_functions import traced_values
 from sampling import crossed
 
 
@@ -507,3 +509,130 @@ def test_a_loop_body_with_its_backward_is_compiled_by_torch_compile_for_a_batch_
         loss, found = fast(x), model.weight.grad
         torch.testing.assert_close(loss, body(x))
         torch.testing.assert_close(found, model.weight.grad)
+
+
+def index_or_all(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return (x * 2)[at]
+    except IndexError:
+        return x * 7
+
+
+def looked_up(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(at, x) * 2
+
+
+def lookup_or_sum(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    try:
+        return looked_up(y, at)
+    except (RuntimeError, LookupError):
+        return x.sum()
+
+
+def factor_or_double(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    square = x[:3, :3] @ x[:3, :3].T if at.sum() is None else x[:3, :3]
+    with contextlib.suppress(torch.linalg.LinAlgError):
+        square = torch.linalg.cholesky(square)
+    return square * 2
+
+
+def row_or_sum(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    try:
+        return x[6] * 2
+    except IndexError:
+        return x.sum()
+
+
+@pytest.mark.parametrize("door, function", (
+    *((door, one) for door in ("anyshape", "torch") for one in (index_or_all, lookup_or_sum, factor_or_double)),
+    ("anyshape", row_or_sum)))  # Dynamo raises the error of a size that it meets in a trace, whatever the backend
+def test_an_except_of_the_code_sees_the_errors_of_operators(door: str, function: Callable[..., torch.Tensor]) -> None:
+    """Those that only values or sizes show. A graph has no `try`: the function is left to PyTorch, counted."""
+    torch.compiler.reset()
+    ours = door == "anyshape"
+    fast = anyshape.compile(function, defer=False) if ours else torch.compile(function, backend="anyshape")
+    anyshape.reset_stats()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (5, 7, 4, 9):
+            for at in (torch.tensor([0, 2]), torch.tensor([0, 8])):
+                x = torch.randn(rows, 3)
+                torch.testing.assert_close(fast(x, at), function(x, at))
+    assert function is row_or_sum or anyshape.stats()["eager_calls"] == (8 if ours else 1)
+    # what such a function calls is compiled
+    assert (anyshape.stats()["programs"] > 0) == (function in (lookup_or_sum, row_or_sum))
+
+
+def test_a_function_that_catches_errors_of_operators_is_refused_by_strict() -> None:
+    with pytest.raises(anyshape.AnyShapeError, match="caught by an `except`") as caught:
+        anyshape.compile(index_or_all, strict=True)(torch.randn(3, 3), torch.tensor([1]))
+    assert "test_hostile.py" in str(caught.value)
+
+
+def test_a_finally_is_no_except() -> None:
+    def indexed(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        done = []
+        try:
+            return x[at]
+        finally:
+            done.append(1)
+
+    def parsed(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[at]
+        except (ImportError, KeyError):
+            return x
+
+    for function in (indexed, parsed):
+        with pytest.raises(IndexError):
+            anyshape.compile(function, strict=True)(torch.randn(3, 3), torch.tensor([8]))
+
+
+@pytest.mark.parametrize("before", (True, False))
+def test_a_kernel_of_pytorch_that_a_user_replaces_is_called(before: bool) -> None:
+    """Also one that is replaced after a program was made; taken away, compiled code runs again."""
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    x = torch.randn(4, 3)
+    fast = anyshape.compile(function)
+    if not before:
+        torch.testing.assert_close(fast(x), function(x))
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("relu", lambda x: x * 0 + 5, "CPU")
+        try:
+            anyshape.reset_stats()
+            assert fast(x).eq(6).all()
+            assert torch.compile(function, backend="anyshape")(x).eq(6).all()
+            assert anyshape.stats()["eager_calls"] == 2
+            assert "aten::relu (CPU)" in str(fast.explain())
+            with pytest.raises(AnyShapeError, match="aten::relu"):
+                anyshape.compile(function, strict=True)(x)
+        finally:
+            library._destroy()
+    anyshape.reset_stats()
+    torch.testing.assert_close(fast(x), function(x))
+    assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_nothing_that_torch_deprecates_is_asked_for() -> None:
+    """A trace without a size that changes has no values of symbols, under the new name; the old one warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert not traced_values(ShapeEnv())
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(anyshape.compile(lambda t: t.sin() * 2, strict=True, dynamic=False)(x), x.sin() * 2)
+
+
+@pytest.mark.parametrize("function", (
+    lambda x: torch.masked_select(x, torch.ones(7) > 0), lambda x: torch.linalg.multi_dot([x, x, x]),
+    lambda x: torch.take_along_dim(x, torch.full((1, 1), 9), 1),
+    lambda x: nn.functional.cross_entropy(x, torch.full((x.shape[0],), 9))))
+def test_an_error_names_the_line_of_the_user(function: Callable[..., torch.Tensor]) -> None:
+    """Not that of ours which is traced in place of torch's function."""
+    with pytest.raises(AnyShapeError) as caught:
+        anyshape.compile(function)(torch.rand(4, 5))
+    assert "where: test_hostile.py" in str(caught.value)

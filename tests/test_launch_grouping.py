@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.backend.cpu.bytecode import encode_gemm, format
+from anyshape.backend.cpu.bytecode import format, products
 from anyshape.backend.cpu.machine.target import host
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import Input, Temp
@@ -48,7 +48,7 @@ def test_side_by_side(dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
-    not encode_gemm.native("bf16", host()), reason="this processor's products are PyTorch's"))])
+    not products.native("bf16", host()), reason="this processor's products are PyTorch's"))])
 def test_the_host_gets_one_step(dtype):
     fast = anyshape.compile(several, strict=True, products="own")
     x, a, b, c = (torch.randn(*shape).to(dtype) for shape in ((96, 512), (512, 128), (64, 512), (512, 100)))

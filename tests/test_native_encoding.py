@@ -11,27 +11,40 @@ import pytest
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
-from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
-from anyshape.backend.cpu.bytecode.encode_gemm import (
+from anyshape.backend.cpu.bytecode.plan_template import PlanTemplate, kind_words
+from anyshape.backend.cpu.bytecode.plan_template import attention_words as attention_head
+from anyshape.backend.cpu.bytecode.plan_template import product_words as product_head
+from anyshape.backend.cpu.bytecode.products import (
     PACKED,
-    Area,
     Fixed,
     bits,
-    finished,
+    does,
     has,
-    matmul_words,
     native,
-    series,
 )
-from anyshape.backend.cpu.bytecode.plan_template import PlanTemplate, kind_words
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
-from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
+from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.backend.cpu.native_routines import routines_of
+from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import roles, wide
-from reference_words import copy_words, direct_conv_words, joined
+from reference_words import (
+    Area,
+    AttentionSpec,
+    GroupedSpec,
+    attention_words,
+    band_words,
+    copy_words,
+    direct_conv_words,
+    finished,
+    grouped_words,
+    joined,
+    matmul_words,
+    series,
+)
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 31, 32, 33, 63, 64, 65, 100, 128, 129, 255, 256, 257, 700, 705, 1024,
          2100, 5000, 40_000)
@@ -135,9 +148,7 @@ def test_products_have_the_words_of_the_python_encoder(dtype: str) -> None:
         if expected is None:
             expected = [host.CALL, host.STEP_WORDS, 11]
         addend = bool(rest) and beta != 0
-        code, weight = "d" if dtype == "f64" else "f", beta if addend else 0.0
-        body: list[int | str] = [kind.buffer_info()[0], 11, bits(alpha, code), bits(weight, code), int(alpha != 1),
-                                 int(weight != 1), int(addend)]
+        body = product_head(kind.buffer_info()[0], 11, dtype, alpha, beta, addend)
         found = filled(template.PRODUCT, body, areas if addend else areas[:3], case % 3 > 0, products, {dtype: kind})
         assert found == [*expected, host.END], (products, areas, alpha, beta)
         seen.add(found[0])
@@ -185,12 +196,9 @@ def test_attention_has_the_words_of_the_python_encoder(dtype: str) -> None:
         spec = AttentionSpec(6, op, dtype, causal, scale, tuple((one.slot, one.item) for one in windows.values()))
         expected = attention_words(products, spec, tuple(
             (one.shape, one.strides, one.bytes // one.item) for one in windows.values()))
-        backward = op == "attention_backward"
         factor = scale if scale is not None else depth**-0.5 if depth else 0.0
-        weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
-        body: list[int | str] = [
-            kinds[dtype].buffer_info()[0], 6, int(backward), int(causal), bits(factor, "d" if dtype == "f64" else "f"),
-            broad, host.WEIGH + weigh, *(int(role in windows) for role in host.OPERANDS)]
+        body = attention_head(kinds[dtype].buffer_info()[0], 6, op, dtype, causal,
+                              bits(factor, "d" if dtype == "f64" else "f"), windows)
         ordered = [windows[role] for role in host.OPERANDS if role in windows]
         found = filled(template.ATTENTION, body, ordered, case % 2 > 0, products, kinds)
         assert found == [*expected, host.END], (products, spec, windows)
@@ -270,3 +278,79 @@ def test_products_and_kernels_in_one_step_have_the_words_of_the_python_encoder()
         assert found.tolist() == [*wanted, host.END], case
         seen.add((found[0], len(expected)))
     assert {(host.SERIES, count) for count in range(4)} <= seen
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f64", "bf16", "f16"))
+def test_grouped_products_have_the_words_of_the_python_encoder(dtype: str) -> None:
+    draw, ends = random.Random(dtype), set()
+    settings = [(fixed, {dtype: kind_words(0, dtype, fixed)}) for machine in MACHINES for own in (False, True)
+                for blas in BLAS for fixed in (Fixed(machine, own, blas),) if native(dtype, machine, blas)]
+    item = size_of(dtype)
+    for case in range(1200 if settings else 0):
+        products, kinds = settings[case % len(settings)]
+        rows, depth, columns = (draw.choice((0, 1, 2, 3, 7, 12, 16, 63, 64, 65, 128, 130, 512, 900)) for _ in range(3))
+        groups, of_terms, ordered = draw.choice((1, 3, 8)), draw.random() < 0.4, draw.random() < 0.4
+        cells = draw.choice((5, 400)) if ordered else rows
+        shapes = [(rows, depth), (depth, columns), (groups,), (groups, rows, columns)] if of_terms else [
+            (cells, depth), (groups, depth, columns), (groups,), (rows, columns)]
+        if ordered and not of_terms:
+            shapes.insert(3, (rows,))
+        areas = []
+        for place, shape in enumerate(shapes):
+            one = draw.choice((4, 8)) if place == 2 else 8 if place == 3 and len(shapes) > 4 else item
+            is_last = place == len(shapes) - 1
+            kind = "dense" if is_last or draw.random() < 0.5 else draw.choice(("turned", "part", "any"))
+            areas.append(Area(3 + place, one * draw.choice((0, 5)), one, shape, strides_of(draw, shape, kind)))
+        op = "grouped_inner" if of_terms else "grouped"
+        spec = GroupedSpec(9, op, dtype, tuple((one.slot, one.item) for one in areas))
+        words = grouped_words(products, spec, tuple(
+            (one.shape, one.strides, one.bytes // one.item) for one in areas))
+        body: list[int | str] = [kinds[dtype].buffer_info()[0], 9, int(of_terms), int(len(shapes) > 4)]
+        found = filled(template.GROUPED, body, areas, case % 2 > 0, products, kinds)
+        assert found == [*words, host.END], (products, op, areas)
+        ends.add(found[0])
+    assert not settings or {host.GROUPED, host.END} <= ends
+
+
+@pytest.mark.parametrize("dtype", ("f32", "bf16"))
+def test_bands_have_the_words_of_the_python_encoder(dtype: str) -> None:
+    draw = random.Random(dtype)
+    settings = [(fixed, {dtype: kind_words(0, dtype, fixed)}) for machine in MACHINES for own in (False, True)
+                for fixed in (Fixed(machine, own, BLAS[0]),) if has(dtype, fixed) and does(dtype, fixed)]
+    item = size_of(dtype)
+    for case in range(300):
+        products, kinds = settings[case % len(settings)]
+        rows, inner, columns = (draw.choice((0, 1, 5, 64, 65, 200, 700)) for _ in range(3))
+        columns, high = columns or 3, draw.choice((1, 16, 64))
+        shapes = (rows, inner), (inner, columns), (rows, columns)
+        areas = [Area(4 + place, item * draw.choice((0, 7)), item, shape, strides_of(
+            draw, shape, "dense" if place == 2 else draw.choice(("dense", "turned", "part"))))
+            for place, shape in enumerate(shapes)]
+        params = [(6, 0, 0), (8, 4 * draw.choice((0, 3)), 4 * columns), (9, 0, 2 * columns)]
+        size = words_of(host.KernelStep) + 2 * len(params) + 1
+        kernel = [host.KERNEL, size, 12, 77, 0, 0, 0, len(params), 1, *(word for one in params for word in one[:2]),
+                  rows * columns]
+        expected = band_words(products, high, dtype, areas, 12, kernel, tuple(one[2] for one in params))
+        names, values = template.Names(), []
+        body = product_head(kinds[dtype].buffer_info()[0], 12, dtype, 1.0, 0.0, False)
+        for one in areas:
+            body += window(names, values, one, case % 2 > 0)
+        words = int64_array(template.piece(names, template.BANDS, [
+            12, high, columns, len(params), *(one[2] for one in params), *template.piece(names, template.PRODUCT, body),
+            *template.piece(names, template.WORDS, kernel)]))
+        found = PlanTemplate(words, 1, len(expected) + 1, kinds, products, routines_of(None).fill)(values)
+        assert found.tolist() == [*expected, host.END], (products, areas)
+
+
+def test_a_product_in_bands_that_the_host_has_not_is_said() -> None:
+    """BLAS does not take strides of 2, and there are no panels of f64: in place of wrong words there is an error."""
+    products = Fixed(MACHINES[0], True, BLAS[0])
+    kinds = {"f64": kind_words(0, "f64", products)}
+    body = product_head(kinds["f64"].buffer_info()[0], 0, "f64", 1.0, 0.0, False)
+    for slot, (shape, strides) in enumerate((((30, 20), (80, 2)), ((20, 40), (80, 2)), ((30, 40), (40, 1))), 1):
+        body += template.window_words(slot, 8, 0, shape, strides)
+    names, kernel = template.Names(), [host.KERNEL, 10, 0, *range(7)]
+    words = int64_array(template.piece(names, template.BANDS, [
+        0, 16, 40, 0, *template.piece(names, template.PRODUCT, body), *template.piece(names, template.WORDS, kernel)]))
+    with pytest.raises(VerifyError, match="product in bands"):
+        PlanTemplate(words, 1, 1000, kinds, products, routines_of(None).fill)([])

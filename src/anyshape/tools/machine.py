@@ -6,7 +6,7 @@ import argparse
 import torch
 
 from anyshape.backend.cpu.autotune import KINDS
-from anyshape.backend.cpu.bytecode.encode_gemm import Fixed, does
+from anyshape.backend.cpu.bytecode.products import Fixed, does
 from anyshape.backend.cpu.machine.target import model
 from anyshape.backend.cpu.target import target_of
 from anyshape.base.config import Config

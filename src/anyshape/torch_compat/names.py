@@ -120,6 +120,7 @@ TRACING = {
     f"{DYNAMO}mark_static": Name("weights of a train step have fixed sizes", "their sizes are traced as symbols"),
     f"{FAKE}FakeTensorMode._dispatch_impl": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{FAKE}in_kernel_invocation_manager": Name("shapes of a trace are found once", SLOW_TRACE),
+    "torch.library._impls": Name("kernels of operators that users replace", "compiled code does without these"),
     "torch.Tensor._is_zerotensor": Name("tensors of zeros without memory", "a call with one is refused"),
     "torch.Tensor._is_view": Name("shapes of a trace are found once", SLOW_TRACE),
     "torch._functionalize_unsafe_set": Name("shapes of a trace are found once", SLOW_TRACE),
@@ -167,6 +168,7 @@ TRACING = {
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
                     "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
+    f"{DYNAMO}exc.SkipFrame": Name("errors of operators that the code catches", "such calls are traced anew"),
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
     **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (

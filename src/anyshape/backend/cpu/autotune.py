@@ -26,25 +26,27 @@ from functools import lru_cache
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
-from anyshape.backend.cpu.bytecode.encode_gemm import (
+from anyshape.backend.cpu.bytecode import template
+from anyshape.backend.cpu.bytecode.plan_template import attention_words, kind_words, product_words, step_words
+from anyshape.backend.cpu.bytecode.products import (
     ATTENTION,
     FEW,
     FULL,
     MANY,
     THIN_ONES,
-    Area,
     Fixed,
+    bits,
     does,
-    matmul_words,
 )
-from anyshape.backend.cpu.bytecode.encode_gemm import native as suits
+from anyshape.backend.cpu.bytecode.products import native as suits
+from anyshape.backend.cpu.bytecode.template import Word
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine.target import Machine, model
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.measurements import Measurements
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.ops.attention import roles
 
 TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
 
@@ -186,31 +188,34 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
     batch, rows, inner, columns = one.sizes
     dtype = TORCH_DTYPES[one.dtype]
     if kind == ATTENTION:
-        shape, result = (1, batch, rows, columns), (1, rows, batch, columns)
+        depth = columns
+        shape, result = (1, batch, rows, depth), (1, rows, batch, depth)
         q, k, v = (torch.ones(shape, dtype=dtype) for _ in range(3))
         tensors = [q, k, v, torch.empty(result, dtype=dtype), torch.empty(1, batch, rows, dtype=dtype)]
-        places = tuple((slot, size_of(one.dtype)) for slot in range(1, 1 + len(tensors)))
-        windows = tuple((tuple(t.shape), t.stride(), 0) for t in tensors)
-        words = attention_words(fixed, AttentionSpec(0, "attention", one.dtype, True, None, places), windows)
-        return _native(native, words, tensors, one.dtype)
+        there = dict(zip(roles("attention", len(tensors)), tensors, strict=True))
+        ordered = [there[role] for role in host.OPERANDS if role in there]
+        return _native(native, template.ATTENTION, lambda at: attention_words(
+            at, 0, "attention", one.dtype, True, bits(depth**-0.5, "f"), there), ordered, fixed, one.dtype)
     x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
     y = torch.empty(batch, rows, columns, dtype=dtype)
     if one.dtype in half_precision.DTYPES and not own:
         return lambda: torch.mm(x[0], w[0], out=y[0])
-    tensors = [x, w, y]
-    item = size_of(one.dtype)
-    left, right, into = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
-    found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, fixed)
-    assert found, kind
-    return _native(native, found, tensors, one.dtype)
+    return _native(native, template.PRODUCT, lambda at: product_words(at, 0, one.dtype, 1.0, 0.0, False), [x, w, y],
+                   fixed, one.dtype)
 
 
-def _native(native: NativeRoutines, words: Sequence[int], tensors: Sequence[Any],
-            dtype: str) -> Callable[[], object]:
-    """What runs one step of the host (backend/cpu/interpreter.py) on one thread; slot i + 1 of its words is tensor
-    i."""
+def _native(native: NativeRoutines, kind: int, head: Callable[[int], list[Word]], tensors: Sequence[Any],
+            products: Fixed, dtype: str) -> Callable[[], object]:
+    """What runs one step of the host (backend/cpu/interpreter.py) on one thread. kind: of its piece; head: the words of
+    that without its windows, from the address of a `Kind`. Slot i + 1 is tensor i."""
+    known = kind_words(0, dtype, products)
+    body = head(known.buffer_info()[0])
+    for slot, tensor in enumerate(tensors, 1):
+        body += template.window_words(slot, size_of(dtype), 0, tensor.shape, tensor.stride())
+    words = step_words(kind, body, {dtype: known}, products, native.fill)
+    assert words[0] not in (host.CALL, host.END), kind
     functions = native.functions([], (dtype,))
-    program = array("q", [*[0] * host.HEAD_WORDS, *words, host.END])
+    program = array("q", [*[0] * host.HEAD_WORDS, *words])
     program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
     address = program.buffer_info()[0]
     native.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))

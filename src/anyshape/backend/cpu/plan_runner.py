@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_gemm import Products, may_pack_over
 from anyshape.backend.cpu.bytecode.encode_plan import encode
+from anyshape.backend.cpu.bytecode.products import Products, may_pack_over
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps

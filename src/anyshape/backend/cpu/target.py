@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
-from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
+from anyshape.backend.cpu.bytecode.products import native, takes_any_strides
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of

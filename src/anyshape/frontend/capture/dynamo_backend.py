@@ -21,13 +21,14 @@ from anyshape.frontend.attention_fusion.match import attention
 from anyshape.frontend.autograd.custom_derivatives import derivatives
 from anyshape.frontend.autograd.partition import Halves, partition_with_tape
 from anyshape.frontend.capture.autograd_function import AutogradProgram
+from anyshape.frontend.capture.caught_errors import LEFT, caught
 from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
 from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
-from anyshape.frontend.programs.eager_fallback import FallbackWarning, note, refuse
+from anyshape.frontend.programs.eager_fallback import BY_OPERATOR, REPLACED, FallbackWarning, note, refuse
 from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.train_step.distributed import compile_distributed
@@ -40,6 +41,7 @@ from anyshape.frontend.train_step.validation import warn_of_inputs
 from anyshape.passes.driver.pipeline import ATTENTION, FAST_DISPATCH
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat.dynamo import internals
+from anyshape.torch_compat.replaced_kernels import replaced_kernels
 from anyshape.torch_compat.versions import api
 
 NOT_WITH_THIS = "nothing can be compiled with this version of torch"
@@ -77,12 +79,21 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     lack = compat.lack()
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
+    if replaced_kernels():
+        return _as_pytorch(gm, compilation, f"{REPLACED}: {', '.join(replaced_kernels())}", BY_OPERATOR)
     fakes = [value for value in example_inputs if api.is_fake(value)]
     if fakes and not all(map(api.is_traced, fakes)):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
+    where = caught(gm)
+    if where and compilation.step is None:
+        compilation.left_alone = LEFT, where
+        if compilation.tracing[2] == "backend":  # nobody counts calls
+            refuse(compilation.config, LEFT, where=where)
+            note(compilation, f"{LEFT} ({where})")
+        raise api.skip_frame(f"{LEFT} ({where})")
     number = compilation.next_graph(size_names(gm))
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):

@@ -172,13 +172,20 @@ class Tracing:
             return self._refused(code, error, call)
         if answer is None:
             return self._later(None, BESIDE, call)
-        if api.made_program(answer):
-            call.frames += 1
-            self.codes.append(code)
-        elif tensors and eager_frames.is_left(code, answer):
-            call.frames += 1
-            self._skips(code, call)
+        self._noted(code, answer, bool(tensors), call)
         return self._kept(code, answer)
+
+    def _noted(self, code: Any, answer: Any, has_tensors: bool, call: Call) -> None:
+        """Counts a frame with the call: it has a program, or runs as PyTorch."""
+        if api.made_program(answer):
+            self.codes.append(code)
+        elif self.compilation.left_alone is not None:
+            self._leaves(code, *self.compilation.left_alone, call)
+        elif has_tensors and eager_frames.is_left(code, answer):
+            self._skips(code, call)
+        else:
+            return
+        call.frames += 1
 
     def _from_cache(self, frame: Any, told: RecompileReason) -> Any:
         """Dynamo's answer with a program of an earlier process; None where there is none that fits."""
@@ -229,6 +236,21 @@ class Tracing:
         self.skipped[code] = reason
         call.reason = call.reason or reason
 
+    def _leaves(self, code: Any, reason: str, where: str, call: Call) -> None:
+        """A frame was captured, and left to PyTorch (frontend/capture/caught_errors.py).
+
+        Raises:
+            Unsupported, LimitError: it may not be.
+            NotCovered: the ordinary way comes next, which traces what the frame calls.
+        """
+        self.compilation.left_alone = None
+        refuse(self.compilation.config, reason, "take what the handler is for out of the compiled function", where)
+        if self.oblivious:
+            self.failure, self.where, self.broken = reason, where, True
+            raise NotCovered(reason)
+        self.skipped[code] = f"{reason} ({where})"
+        call.reason = call.reason or self.skipped[code]
+
     def _later(self, pattern: Any, reason: str, call: Call) -> Any:
         if self.oblivious or self.compilation.config.fullgraph:  # one frame is all there is
             raise Deferred(pattern, reason)
@@ -267,7 +289,8 @@ class Tracing:
             self.broken = isinstance(error, api.graph_breaks())
             raise NotCovered(self.failure) from error
         failures = (*api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
-        if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
+        refused = isinstance(error, failures) or api.trace_failure(error) is not None
+        if not refused or config.strict or config.fullgraph or ours:
             raise error
         if config.limited and api.trace_failure(error) is None:
             refuse(config, f"PyTorch's tracer refuses it: {failure}", where=eager_frames.line_of(error))

@@ -17,10 +17,13 @@ from anyshape.base.config import Config
 from anyshape.base.errors import LimitError, Unsupported
 from anyshape.frontend.programs.session import Compilation
 from anyshape.torch_compat.dynamo import eager_frames
+from anyshape.torch_compat.replaced_kernels import replaced_kernels
 from anyshape.torch_compat.tracing import settings
 
 UNKNOWN = "PyTorch's tracer makes no program of it, and does not say why"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+REPLACED = "kernels of PyTorch's own operators are replaced (torch.library), which compiled code would not call"
+BY_OPERATOR = "make an operator of your own (torch.library.custom_op), which is called"
 AGAIN = "set strict=True to stop here, and see explain()"
 
 
@@ -124,6 +127,8 @@ def watchers() -> tuple[str, str]:
             return "", ""
         return (f"a dispatch mode that watches every operator is on: {', '.join(dict.fromkeys(modes))}",
                 "leave the mode before the call")
+    if replaced_kernels():
+        return f"{REPLACED}: {', '.join(replaced_kernels())}", BY_OPERATOR
     if settings.in_transform():
         return ("a transform of torch.func (vmap, grad, jvp) or a derivative in forward mode is going on",
                 "take the transform inside of the compiled function")

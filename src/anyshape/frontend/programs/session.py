@@ -164,6 +164,7 @@ class Compilation:
         fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
         strategy: how a train step is dealt out over ranks, what is sent, and what else was tried, in words.
         warm: what was taken from the disk cache in place of a trace, and why other programs were not, in words.
+        left_alone: why the frame that has just been traced runs as PyTorch, and the user's line; None: it does not.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -182,6 +183,7 @@ class Compilation:
     fixed: dict[str, str] = field(default_factory=dict)
     strategy: list[str] = field(default_factory=list)
     warm: list[str] = field(default_factory=list)
+    left_alone: tuple[str, str] | None = None
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)
 

@@ -17,9 +17,9 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
 from anyshape.sym.index_arithmetic import dense_strides
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
+from anyshape.torch_compat.user_lines import is_library
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-_LIBRARY = re.compile(r"/(site-packages|dist-packages)/torch/|/anyshape/(frontend|run)/")
 SOURCE = "anyshape_source"  # what stands for a line where no line of the user's made a node
 
 
@@ -31,7 +31,7 @@ def where_of(node: Node, cache: dict[str, str]) -> str:
     known = cache.get(trace)
     if known is None:
         frames = _FRAME.findall(trace)
-        own = [frame for frame in frames if not _LIBRARY.search(frame[0])] or frames
+        own = [frame for frame in frames if not is_library(frame[0])] or frames
         known = ""
         if own:
             path, line, code = own[-1]

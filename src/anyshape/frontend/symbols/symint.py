@@ -21,6 +21,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import bounds, prove_at_most
 from anyshape.torch_compat.formulas import functions as ops
 from anyshape.torch_compat.formulas import is_infinite
+from anyshape.torch_compat.versions.symbolic_functions import traced_values
 
 _LARGE = 2**62
 
@@ -174,7 +175,7 @@ class SymIntImporter:
             return Facts()
         ranges = []
         hints = []
-        values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+        values = traced_values(env)
         for name, symbol in sorted(self._symbols.items()):
             ends = self._range(symbol)
             if ends is not None:

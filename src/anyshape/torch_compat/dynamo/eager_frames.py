@@ -12,6 +12,7 @@ import torch
 from anyshape import torch_compat as compat
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.tracing.namespace_objects import RESUMED
+from anyshape.torch_compat.user_lines import last_line
 from anyshape.torch_compat.versions import api
 
 INSIDE = os.path.dirname(torch.__file__) + os.sep
@@ -110,20 +111,13 @@ def graph_breaks() -> list[Any]:
 def break_words(one: Any) -> str:
     """An entry of `graph_breaks` in words, with the user's line."""
     said = str(getattr(one, "reason", one)).strip().splitlines() or ["a graph break"]
-    where = _line(getattr(one, "user_stack", None) or ())
+    where = last_line(getattr(one, "user_stack", None))
     return f"the program is cut in parts{f' at {where}' if where else ''}: {said[0].strip()}"
 
 
 def line_of(error: BaseException) -> str:
     """The user's line where a trace ended in `error`; empty where Dynamo does not say."""
-    return _line(getattr(error, "real_stack", None) or ())
-
-
-def _line(stack: Any) -> str:
-    lines = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or list(stack)
-    if not lines:
-        return ""
-    return f"{lines[-1].filename.rsplit('/', 1)[-1]}:{lines[-1].lineno}  {lines[-1].line or ''}".strip()
+    return last_line(getattr(error, "real_stack", None))
 
 
 def has_no_graph(answer: Any) -> bool:

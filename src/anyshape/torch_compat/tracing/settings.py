@@ -21,6 +21,7 @@ from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
 from anyshape.torch_compat.tracing.quiet_logs import WHILE_TRACING, quiet
 from anyshape.torch_compat.tracing.symint_cache import general_tracing, quick_tracing
+from anyshape.torch_compat.user_lines import users_frames
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.backports import newer_rules
 from anyshape.torch_compat.versions.python_kernels import eager_operators
@@ -432,7 +433,7 @@ def fixed_sizes() -> dict[str, str]:
     found = {}
     for source, stack in getattr(env, "specialization_stacks", {}).items():
         name = source.name() if callable(source.name) else source.name
-        lines = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or list(stack)
+        lines = users_frames(stack)
         if lines:
             file, line = lines[-1].filename.rsplit("/", 1)[-1], (lines[-1].line or "").strip()
             found[name] = f"{file}:{lines[-1].lineno}: {line}"

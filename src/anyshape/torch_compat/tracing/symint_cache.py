@@ -23,7 +23,7 @@ from typing import Any
 from anyshape import torch_compat as compat
 from anyshape.torch_compat.tracing.einsum_path import by_hints
 from anyshape.torch_compat.tracing.fake_tensor_cache import remembered_shapes
-from anyshape.torch_compat.versions.symbolic_functions import general_form
+from anyshape.torch_compat.versions.symbolic_functions import general_form, traced_values
 
 # functions of torch's decompositions that compute another number where a size is 1.
 NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
@@ -323,7 +323,7 @@ def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | 
         return bool(known)
     if not node.has_hint() or not node.hint or getattr(env, "_error_on_new_guards", False):
         return None
-    hints = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    hints = traced_values(env)
     given = {symbol: sympy.Integer(hints[symbol]) for symbol in formula.free_symbols}
     long = any(formula.xreplace(given | {symbol: sympy.Integer(LONG)}) == sympy.true for symbol in given)
     return guard_of(condition) if long else None

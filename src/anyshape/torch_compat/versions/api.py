@@ -18,6 +18,7 @@ import torch
 
 from anyshape import torch_compat as compat
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.torch_compat.user_lines import last_line
 from anyshape.torch_compat.versions.backports import guards_refused
 from anyshape.torch_compat.versions.python_kernels import eager_operators
 from anyshape.torch_compat.versions.side_effects import nothing_drawn_in_vain
@@ -150,6 +151,12 @@ def _raised(name: str) -> Any:
     return compat.need(f"torch._dynamo.exc.{name}")
 
 
+def skip_frame(reason: str) -> BaseException:
+    """What a backend raises so that Dynamo lets the frame run as it is."""
+    error: BaseException = _raised("SkipFrame")(reason)
+    return error
+
+
 def trace_failure(error: BaseException) -> tuple[str, str, str, dict[str, str]] | None:
     """The kind of error, such as TypeError, by which an operator refused its operands while Dynamo traced, what it
     said, the user's line, and the place of every symbol in the caller's arguments, such as L['x'].size()[0]. None for
@@ -162,11 +169,7 @@ def trace_failure(error: BaseException) -> tuple[str, str, str, dict[str, str]] 
     else:
         return None
     message = message.replace("FakeTensor", "Tensor")
-    stack = list(getattr(error, "real_stack", None) or ())
-    stack = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or stack
-    where = ""
-    if stack:
-        where = f"{stack[-1].filename.rsplit('/', 1)[-1]}:{stack[-1].lineno}  {stack[-1].line or ''}".strip()
+    where = last_line(getattr(error, "real_stack", None))
     sources: dict[str, str] = {}
     trace = error.__traceback__
     while trace is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -263,3 +263,9 @@ _BY_SHAPE: dict[Any, Callable[..., Any]] = {
     functional.embedding_bag: embedding_bag,
     "fill_diagonal_": _fill_diagonal_,
 }
+
+
+def traced_values(shape_env: Any) -> Mapping[Any, Any]:
+    """The numbers that symbols of a trace have in it. (The old name warns, also where there are none.)"""
+    found: Mapping[Any, Any] | None = getattr(shape_env, "backed_var_to_val", None)
+    return getattr(shape_env, "var_to_val", {}) if found is None else found

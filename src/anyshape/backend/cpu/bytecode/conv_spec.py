@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from anyshape.backend.cpu.bytecode.encode_gemm import Shape
+from anyshape.backend.cpu.bytecode.products import Shape
 
 NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 

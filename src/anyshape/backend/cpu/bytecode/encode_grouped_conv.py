@@ -12,7 +12,7 @@ from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
-from anyshape.backend.cpu.bytecode.encode_gemm import Shape, at_slots
+from anyshape.backend.cpu.bytecode.products import Shape, at_slots
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.microkernels import direct_conv, winograd_conv
 from anyshape.backend.cpu.native.compiler import words_of

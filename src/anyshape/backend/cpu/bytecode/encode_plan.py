@@ -10,32 +10,25 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
-from anyshape.backend.cpu.bytecode.encode_gemm import (
-    PACKED,
-    Area,
-    Products,
-    Shape,
-    at_slots,
-    bits,
-    finished,
-    has,
-    matmul_words,
-    native,
-)
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
-from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
 from anyshape.backend.cpu.bytecode.encode_recurrence import RecurrenceSpec, recurrence_words
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
-from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, kind_words
+from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, attention_words, kind_words, product_words
+from anyshape.backend.cpu.bytecode.products import (
+    PACKED,
+    Products,
+    bits,
+    has,
+    native,
+)
 from anyshape.backend.cpu.bytecode.template import Names, Word
-from anyshape.backend.cpu.microkernels import direct_conv, softmax_rows
+from anyshape.backend.cpu.microkernels import direct_conv
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
@@ -57,74 +50,15 @@ from anyshape.plan.ir.program import (
 )
 from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
-_kernel, _series = host.KernelStep.encoder(), host.SeriesStep.encoder()
-_PLACES = host.KernelStep.index("places")
-MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
+_kernel = host.KernelStep.encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class _Spec:
-    """What does not depend on sizes in a library or copy step: (slot, bytes per element) per window."""
-
-    number: int
-    dtype: str
-    places: tuple[tuple[int, int], ...]
-    alpha: float = 1.0
-    beta: float = 1.0
+def _operands(step: LibraryStep) -> tuple[Window, ...]:
+    """The windows of a product: of a, b, the result, and perhaps an addend."""
+    return (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
 
 
-def _matmul(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    return _placed(_unplaced(products, spec, windows), spec, windows)
-
-
-def _unplaced(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """What the words of a product have in common with those of others that have equal windows, in other slots."""
-    return _product(products, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
-                    tuple([(shape, strides) for shape, strides, _ in windows]))
-
-
-def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    if words is None:
-        return [host.CALL, host.STEP_WORDS, spec.number]
-    return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
-
-
-@lru_cache(maxsize=4096)
-def _product(products: Products, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
-             types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
-    """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
-    repeat ask for the same ones."""
-    a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
-                                                                                                  strict=True)))
-    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, products)
-    return None if words is None else tuple(words)
-
-
-def _bands(products: Products, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
-           steps: tuple[int, ...]) -> list[int]:
-    """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
-    words for all of them. steps: per param, how many bytes it goes on from row to row."""
-    (shape, strides, first), other, (_, own, start) = windows
-    if shape[1] == 0:  # no terms: a sum of nothing, whatever the strides
-        strides, other = (1, 1), (other[0], (columns, 1), other[2])
-    words: list[int] = []
-    for row in range(0, shape[0], rows):
-        count = min(rows, shape[0] - row)
-        product = _matmul(products, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
-                                 ((count, columns), own, start)))
-        if product[0] not in (host.MATMUL, host.PRODUCT):
-            raise VerifyError(f"step {spec.number} is a product that the host does not have",
-                              why=f"{shape} by {other[0]} with strides {strides} and {other[1]}",
-                              do="report this as a bug of the compiler")
-        one = [*kernel]
-        for place, bytes_ in enumerate(steps):
-            one[_PLACES + words_of(host.Place) * place + host.Place.index("bytes")] += row * bytes_
-        one[-1] = count * columns
-        words += finished(product, spec.number, one)
-    return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
-
-
-_AnySpec = _Spec | GroupedSpec | ConvSpec | RoutingSpec | RecurrenceSpec
+_AnySpec = ConvSpec | RoutingSpec | RecurrenceSpec
 
 
 def encode(plan: Plan, kernels: Mapping[str, int], products: Products,
@@ -140,7 +74,7 @@ class PlanEncoder:
 
     Args:
         kernels: name -> its entry in the table of functions.
-        products: which our routines do, and on which machine (backend/cpu/bytecode/encode_gemm.py).
+        products: which our routines do, and on which machine (backend/cpu/bytecode/products.py).
         fill: fills it (backend/cpu/native_routines.py).
     """
 
@@ -156,6 +90,7 @@ class PlanEncoder:
         self.kinds: dict[str, array[int]] = {}
         self.capacity = 1
         self.given: list[str] = []  # words that Python encodes at each new shape
+        self.more: list[str] = []  # how many words other steps have, where that depends on sizes
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -170,13 +105,12 @@ class PlanEncoder:
         found = PlanTemplate(int64_array([word for piece in pieces for word in piece]), len(pieces), self.capacity,
                              self.kinds, self.products, self.fill)
         values = "".join(f"{name}, " for name in self.names.index)
-        more = " + ".join(f"{name}n" for name in self.given) or "0"
-        products, machine = self.products, self.products.machine
+        more = " + ".join([*(f"{name}n" for name in self.given), *self.more]) or "0"
+        machine = self.products.machine
         return f"template(({values}), {more})", {
-            "template": found, "int64_array": int64_array, "bits": bits, "grouped": partial(grouped_words, products),
-            "routing": routing_words, "recurrence": partial(recurrence_words, machine),
-            "grouped_conv": partial(grouped_conv_words, machine), "bands": partial(_bands, products),
-            "specs": self.specs}
+            "template": found, "int64_array": int64_array, "bits": bits, "routing": routing_words,
+            "recurrence": partial(recurrence_words, machine),
+            "grouped_conv": partial(grouped_conv_words, machine), "specs": self.specs}
 
     def steps(self) -> list[list[int]]:
         """The pieces of all steps; those of a run are one."""
@@ -250,14 +184,13 @@ class PlanEncoder:
             return self.attention(number, step)
         if step.op in PRODUCTS:
             return self.product(number, step)
+        if step.op in GROUPED:
+            return self.grouped(number, step)
         windows = (*step.inputs, *step.outputs)
         if step.op == "direct_conv":
             return self.direct_conv(number, step)
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         types = self.formulas.types(windows)
-        if step.op in GROUPED:
-            spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
-            return self.encoded(f"grouped({self.spec(spec)}, {types})")
         if step.op in CONVOLUTIONS:
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
@@ -277,24 +210,38 @@ class PlanEncoder:
 
     def product(self, number: int, step: LibraryStep) -> list[int]:
         """A product: how its words follow from sizes is said by backend/cpu/routines/encoding/product.py."""
-        spec, windows = self.product_of(number, step)
-        dtype = spec.dtype
+        windows, dtype = _operands(step), step.dtype
         self.dtypes_found.append(dtype)
         if any(len(window.type.shape) > template.MOST_DIMS for window in windows) or not has(dtype, self.products):
             return self.call(number)
-        addend = len(windows) > 3 and spec.beta != 0
-        beta, code = spec.beta if addend else 0.0, "d" if dtype == "f64" else "f"
-        body: list[Word] = [self.kind(dtype), number, bits(spec.alpha, code), bits(beta, code), int(spec.alpha != 1),
-                            int(beta != 1), int(addend)]
+        return self.filled(template.PRODUCT, self.product_body(number, step))
+
+    def product_body(self, number: int, step: LibraryStep) -> list[Word]:
+        """The words of a `template.ProductPiece`."""
+        windows, attrs = _operands(step), dict(step.attrs)
+        alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
+        addend = len(windows) > 3 and beta != 0
+        body = product_words(self.kind(step.dtype), number, step.dtype, alpha, beta, addend)
         for window in windows if addend else windows[:3]:
             body += self.window(window)
-        return self.filled(template.PRODUCT, body)
+        return body
+
+    def grouped(self, number: int, step: LibraryStep) -> list[int]:
+        """Products of groups of rows: backend/cpu/routines/encoding/grouped.py."""
+        windows = (*step.inputs, *step.outputs)
+        dtype = windows[0].type.dtype
+        self.dtypes_found.append(dtype)
+        if not native(dtype, self.products.machine, self.products.blas):
+            return self.call(number)
+        return self.filled(template.GROUPED, [
+            self.kind(dtype), number, int(step.op == "grouped_inner"), int(len(windows) > 4),
+            *itertools.chain(*map(self.window, windows))])
 
     def window(self, window: Window) -> list[Word]:
         """The words of a `template.Window`."""
         type_, number = window.type, self.formulas.number
-        return [self.slots[window.buffer], size_of(type_.dtype), len(type_.shape), number(window.offset),
-                *map(number, type_.shape), *map(number, type_.layout())]
+        return template.window_words(self.slots[window.buffer], size_of(type_.dtype), number(window.offset),
+                                     [*map(number, type_.shape)], [*map(number, type_.layout())])
 
     def kind(self, dtype: str) -> int:
         """The address of what is known of products of a dtype."""
@@ -302,23 +249,23 @@ class PlanEncoder:
             self.kinds[dtype] = kind_words(len(self.kinds), dtype, self.products)
         return self.kinds[dtype].buffer_info()[0]
 
-    def product_of(self, number: int, step: LibraryStep) -> tuple[_Spec, tuple[Window, ...]]:
-        """What the words of a product are made of."""
-        attrs = dict(step.attrs)
-        windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
-        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
-        alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return _Spec(number, step.dtype, places, alpha, beta), windows
-
     def bands(self, number: int, step: TiledGemmStep) -> list[int]:
-        """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
-        kernel, columns = step.kernel, step.band.type.shape[1]
+        """A product and a kernel in bands of rows: backend/cpu/routines/encoding/bands.py."""
+        kernel, columns, product = step.kernel, step.band.type.shape[1], step.product
         assert isinstance(columns, int)
         steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
                  for place, window in enumerate(kernel.params)]
-        spec, windows = self.product_of(number, step.product)
-        return self.encoded(f"bands({step.rows}, {columns}, {self.spec(spec)}, {self.formulas.types(windows)}, "
-                            f"[{self.kernel_text(number, kernel)}], {tuple(steps)})")
+        self.dtypes_found.append(product.dtype)
+        body = self.product_body(number, product)
+        before, self.capacity = self.capacity, 0
+        version = self.kernel(number, kernel)
+        longest, self.capacity = self.capacity, before + host.SERIES_HEAD + self.capacity
+        assert longest <= template.MOST_KERNEL
+        each = host.SERIES_HEAD + template.most_words(template.PRODUCT, body) + longest
+        rows = self.formulas.number(product.outputs[0].type.shape[0])
+        self.more.append(f"-(-{rows} // {step.rows}) * {each}")
+        return self.piece(template.BANDS, [number, step.rows, columns, len(steps), *steps,
+                                           *self.piece(template.PRODUCT, body), *version])
 
     def attention(self, number: int, step: LibraryStep) -> list[int]:
         attrs: dict[str, Any] = dict(step.attrs)
@@ -337,12 +284,9 @@ class PlanEncoder:
             scale = bits(int(depth)**-0.5 if int(depth) > 0 else 0.0, code)
         else:
             scale = bits(factor, code)
-        backward = step.op == "attention_backward"
         there = dict(zip(roles(step.op, len(windows)), windows, strict=True))
-        weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
         return self.filled(template.ATTENTION, [
-            self.kind(dtype), number, int(backward), int(attrs["causal"]), scale, size_of(wide(dtype)),
-            host.WEIGH + weigh, *(int(role in there) for role in host.OPERANDS),
+            *attention_words(self.kind(dtype), number, step.op, dtype, bool(attrs["causal"]), scale, there),
             *itertools.chain(*(self.window(there[role]) for role in host.OPERANDS if role in there))])
 
     def direct_conv(self, number: int, step: LibraryStep) -> list[int]:
@@ -371,15 +315,6 @@ class PlanEncoder:
             count, most = count + 1, max(most, len(words))
         self.capacity += max(most, host.NO_REGIME_WORDS)
         return self.piece(template.REGIMES, [number, count, *body])
-
-    def kernel_text(self, number: int, step: KernelStep) -> str:
-        """The words of a kernel step as an expression of the size function."""
-        regimes = [(" and ".join(f"{one} >= 0" for one in conditions), ", ".join(map(str, words)))
-                   for conditions, words in self.regimes(number, step)]
-        if len(regimes) == 1 and not regimes[0][0]:
-            return regimes[0][1]
-        chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in regimes)
-        return f"*({chain} else ({host.NO_REGIME}, {number}))"
 
     def regimes(self, number: int, step: KernelStep) -> list[tuple[list[str], list[Word]]]:
         """The versions of a kernel step: conditions that are to be at least 0, and words."""

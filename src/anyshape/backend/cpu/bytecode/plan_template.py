@@ -3,16 +3,21 @@ native routine, and what that routine knows of products."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from anyshape.backend.cpu.bytecode.encode_gemm import (
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode import template
+from anyshape.backend.cpu.bytecode.products import (
     ATTENTION,
     FEW,
     FULL,
     LIBRARY,
     MANY,
     MOST_VECTORS,
+    OUR_COLUMNS,
+    OUR_INNER,
+    OUR_ROWS,
     PACKED,
     THIN,
     THIN_ONES,
@@ -20,12 +25,14 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     bits,
     does,
 )
-from anyshape.backend.cpu.bytecode.template import QUESTIONS, THIN_COUNTS, Kind
+from anyshape.backend.cpu.bytecode.template import NO_PRODUCT, QUESTIONS, THIN_COUNTS, Kind, Word
 from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.microkernels import gemm, gemv
+from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
 from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
+from anyshape.ops.attention import wide
 
 # (template, pieces, values, out) -> words, or below 0 a question: backend/cpu/routines/encoding/fill.py
 Fill = Callable[[int, int, int, int], int]
@@ -50,8 +57,25 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
         f32=int(in_place), f64=int(dtype == "f64"),
         library=int(dtype in LIBRARY and blas.products), half=int(dtype not in LIBRARY), product=library,
         many=many if has_many else 0, packed=PACKED.get(dtype, 0), one=bits(1.0, code), lanes=lanes, grain=grain,
-        per_word=per_word, tiles=int(whole), most_vectors=MOST_VECTORS, most_dot=max(gemv.COUNTS["dot"]),
+        per_word=per_word, tiles=int(whole), our_rows=OUR_ROWS,
+        our_columns=OUR_COLUMNS, our_inner=OUR_INNER, most_vectors=MOST_VECTORS, most_dot=max(gemv.COUNTS["dot"]),
         most_spread=max(gemv.COUNTS["spread"]), thin=thin))
+
+
+def product_words(kind: int, number: int, dtype: str, alpha: float, beta: float, addend: bool) -> list[Word]:
+    """A `ProductPiece` without its windows. kind: address of the dtype's `Kind`."""
+    beta, code = beta if addend else 0.0, "d" if dtype == "f64" else "f"
+    return [kind, number, bits(alpha, code), bits(beta, code), int(alpha != 1), int(beta != 1), int(addend)]
+
+
+def attention_words(kind: int, number: int, op: str, dtype: str, causal: bool, scale: Word,
+                    there: Collection[str]) -> list[Word]:
+    """An `AttentionPiece` without its windows. scale: the bits of the factor; there: the roles of its operands and
+    results."""
+    backward = op == "attention_backward"
+    weigh = softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
+    return [kind, number, int(backward), int(causal), scale, size_of(wide(dtype)), host.WEIGH + weigh,
+            *(int(role in there) for role in host.OPERANDS)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +96,9 @@ class PlanTemplate:
         given = int64_array(values)
         arguments = (self.words.buffer_info()[0], self.pieces, given.buffer_info()[0], out.buffer_info()[0])
         while (count := self.fill(*arguments)) < 0:
+            if count == NO_PRODUCT:
+                raise VerifyError("a product in bands is one that the host does not have", why=f"sizes {[*values]}",
+                                  do="report this as a bug of the compiler")
             self._answer(-1 - count)
         del out[count:]
         return out
@@ -82,3 +109,10 @@ class PlanTemplate:
         dtype = [*self.kinds][number]
         found = self.products.ours(QUESTION_KINDS[which]) if which < len(QUESTION_KINDS) else does(dtype, self.products)
         self.kinds[dtype][_ANSWERS + which] = int(found)
+
+
+def step_words(kind: int, body: Sequence[Word], kinds: Mapping[str, array[int]], products: Products,
+               fill: Fill) -> array[int]:
+    """The words of a single step and their end. kind, body: of its piece, see `template.piece`; all are numbers."""
+    piece = int64_array(template.piece(template.Names(), kind, body))
+    return PlanTemplate(piece, 1, template.most_words(kind, body) + 1, kinds, products, fill)(())

@@ -5,7 +5,7 @@
     PRODUCT  dtype, slots, and windows (sizes, strides, offset)     -->  MATMUL, ...  or  PRODUCT, ...  or  CALL, ...
     GIVEN    what Python encoded at these sizes                     -->  its words
 
-A piece is a head, its patches, and a body of so many words. The bodies of JOINED, SERIES and FINISHED are pieces.
+A piece is a head, its patches, and a body of so many words. The bodies of JOINED, FINISHED and BANDS are pieces.
 """
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from anyshape.backend.cpu.microkernels import gemv
 from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
-WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, SERIES, FINISHED = range(10)
+WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, FINISHED, BANDS, GROUPED = range(11)
 MOST_BODY = 320  # words of the body of a piece that is patched before it is encoded
+MOST_KERNEL = 1024  # of a kernel that reads a product in bands; others are steps by themselves
 MOST_DIMS = 12  # dims of its windows: those of more are PyTorch's
 # questions to the autotuner (backend/cpu/autotune.py), which measures when a program first asks: in the order of
 # `Kind.answers`
@@ -46,6 +47,9 @@ class Kind(Struct):
     grain: i64  # rows of the smallest panel
     per_word: i64  # elements in a word
     tiles: i64  # 1: whole tiles are multiplied
+    our_rows: i64  # from so many on, products of f32 may be ours; columns, terms of a sum
+    our_columns: i64
+    our_inner: i64
     most_vectors: i64  # that some routine multiplies a matrix with, and of each way
     most_dot: i64
     most_spread: i64
@@ -90,6 +94,16 @@ class ProductPiece(Struct):
     weighted: i64
     addend: i64  # 1: there is one
     windows: Annotated[Array[i64], Inline(0)]  # of a, b, c, and the addend
+
+
+class GroupedPiece(Struct):
+    """Products of groups of rows (ops/matmul.py)."""
+
+    kind: Kind
+    number: i64
+    of_terms: i64  # 1: groups of terms of a sum; 0: of rows
+    order: i64  # 1: rows are gathered in an order
+    windows: Annotated[Array[i64], Inline(0)]  # of x, y, ends, the order, and the result
 
 
 class CopyPiece(Struct):
@@ -152,12 +166,24 @@ class FinishedPiece(Struct):
     pieces: Annotated[Array[i64], Inline(0)]
 
 
+class BandsPiece(Struct):
+    """A product and the flat kernel that reads its result, for so many rows after the others."""
+
+    number: i64
+    rows: i64  # of a band
+    columns: i64
+    params: i64  # of the kernel
+    steps: Annotated[Array[i64], Inline(0)]  # bytes that each goes on from row to row; the product and the kernel
+
+
 class JoinedPiece(Struct):
     """Products that may run side by side."""
 
     count: i64
     pieces: Annotated[Array[i64], Inline(0)]
 
+
+NO_PRODUCT = -(1 << 62)  # in place of how many words there are: the host has no such product
 
 Word = int | str  # a number, or the name of a value in the plan's size function
 
@@ -187,10 +213,17 @@ def piece(names: Names, kind: int, body: Sequence[Word]) -> list[int]:
     return [kind, head + len(patches) + len(numbers), len(patches) // 2, len(numbers), *patches, *numbers]
 
 
+def window_words(slot: int, item: int, offset: Word, shape: Sequence[Word], strides: Sequence[Word]) -> list[Word]:
+    """The words of a `Window`."""
+    return [slot, item, len(shape), offset, *shape, *strides]
+
+
 def most_words(kind: int, body: Sequence[Word]) -> int:
     """Words that a piece becomes, at most."""
     if kind == PRODUCT:
         return max(words_of(host.LibraryProduct), words_of(host.PackedProduct)) + MOST_DIMS * words_of(host.Dim)
+    if kind == GROUPED:
+        return words_of(host.GroupedStep)
     if kind == COPY:
         return words_of(host.CopyStep) + MOST_DIMS * words_of(host.CopyDim)
     if kind == ATTENTION:

@@ -1,5 +1,5 @@
 """Grouped GEMM: products of groups of rows, whose ends are data, in the native subset; see
-backend/cpu/bytecode/encode_grouped_gemm.py and ops/matmul.py.
+backend/cpu/routines/encoding/grouped.py and ops/matmul.py.
 
     for each group, in order: count its rows; the part of its columns and rows that is this thread's:
         few rows: backend/cpu/microkernels/gemv.py; others: packed panels, or the library

@@ -2,8 +2,6 @@
 call of PyTorch."""
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.encode_attention import CAUSAL_TILES, FEW, FEWEST, HALF_ROWS, ROWS, SCORES
-from anyshape.backend.cpu.bytecode.encode_gemm import OUR_ROWS
 from anyshape.backend.cpu.bytecode.format import (
     ATTENTION,
     GRADIENT,
@@ -23,9 +21,16 @@ from anyshape.backend.cpu.bytecode.template import (
     Kind,
     Window,
 )
+from anyshape.backend.cpu.microkernels import gemv
 from anyshape.backend.cpu.native.compiler import Array, Struct, fill_zero, i64, maximum, minimum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import ask, encode_call, next_window, rounded
 
+ROWS = 64  # of a tile of scores: with more, products gain little
+HALF_ROWS = 72  # the same where products are made of panels of 12 rows, or 6
+FEWEST = 32
+SCORES = 1 << 20  # bytes of a tile of scores, which then has fewer rows: about what the second cache holds
+CAUSAL_TILES = 8  # at least so many tiles of a causal square: what lies beyond the diagonal in a tile is in vain
+FEW = max(gemv.COUNTS["spread"])  # rows that are multiplied as vectors
 COUNT = len(OPERANDS)
 ATTENTION_WORDS = words_of(AttentionStep)
 LARGEST = 1 << 30
@@ -45,7 +50,7 @@ def encode_attention(piece: AttentionPiece, out: Array[i64]) -> int:
     groups = keys.numbers[1]
     columns = keys.numbers[2]
     half = kind.half or (kind.f32 and not kind.library)
-    if not half and kind.f32 and rows >= OUR_ROWS:
+    if not half and kind.f32 and rows >= kind.our_rows:
         half = ask(kind, OF_ATTENTION)
         if half < 0:
             return half

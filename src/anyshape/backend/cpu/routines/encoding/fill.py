@@ -6,6 +6,7 @@ Each routine writes words to `out` and returns how many; below 0, the autotuner 
 """
 from __future__ import annotations
 
+from anyshape.backend.cpu.bytecode.format import BANDS as BANDS_OP
 from anyshape.backend.cpu.bytecode.format import (
     END,
     KERNEL,
@@ -21,17 +22,22 @@ from anyshape.backend.cpu.bytecode.format import (
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
     ATTENTION,
+    BANDS,
     COPY,
     FINISHED,
     GIVEN,
+    GROUPED,
     JOINED,
     MOST_BODY,
+    MOST_KERNEL,
     REGIMES,
     WORDS,
     AttentionPiece,
+    BandsPiece,
     CopyPiece,
     DirectConvPiece,
     FinishedPiece,
+    GroupedPiece,
     JoinedPiece,
     Piece,
     ProductPiece,
@@ -40,8 +46,10 @@ from anyshape.backend.cpu.bytecode.template import (
 from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
 from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
 from anyshape.backend.cpu.routines.encoding.attention import encode_attention
+from anyshape.backend.cpu.routines.encoding.bands import encode_bands
 from anyshape.backend.cpu.routines.encoding.copy import encode_copy
 from anyshape.backend.cpu.routines.encoding.direct_conv import encode_direct_conv
+from anyshape.backend.cpu.routines.encoding.grouped import encode_grouped
 from anyshape.backend.cpu.routines.encoding.product import encode_product
 
 
@@ -89,6 +97,8 @@ def fill_piece(piece: Piece, values: Array[i64], out: Array[i64]) -> int:
         return fill_joined(JoinedPiece(body_of(piece)), values, out)
     if kind == FINISHED:
         return fill_finished(FinishedPiece(body_of(piece)), values, out)
+    if kind == BANDS:
+        return fill_bands(BandsPiece(body_of(piece)), values, out)
     return fill_step(piece, values, out)
 
 
@@ -118,6 +128,8 @@ def fill_step(piece: Piece, values: Array[i64], out: Array[i64]) -> int:
         return encode_product(ProductPiece(body), out)
     if kind == ATTENTION:
         return encode_attention(AttentionPiece(body), out)
+    if kind == GROUPED:
+        return encode_grouped(GroupedPiece(body), out)
     if kind == COPY:
         return encode_copy(CopyPiece(body), out)
     return encode_direct_conv(DirectConvPiece(body), out)
@@ -211,6 +223,28 @@ def fill_finished(piece: FinishedPiece, values: Array[i64], out: Array[i64]) -> 
     step.number = number
     step.words = length
     return count + more + SERIES_HEAD
+
+
+def fill_bands(piece: BandsPiece, values: Array[i64], out: Array[i64]) -> int:
+    """The words of a product and a kernel in bands; where no version of the kernel fits, of that alone."""
+    product = Piece(tail(piece.steps, piece.params))
+    version = Piece(next_piece(product))
+    body = words(MOST_BODY)
+    kernel = words(MOST_KERNEL)
+    patched(product, values, body)
+    length = fill_piece(version, values, kernel)
+    if kernel[0] != KERNEL:
+        copy_bytes(out, kernel, 8 * length)
+        return length
+    count = encode_bands(piece, ProductPiece(body), kernel, length, tail(out, SERIES_HEAD))
+    if count < 0:
+        return count
+    step = SeriesStep(out)
+    step.op = BANDS_OP
+    step.length = SERIES_HEAD
+    step.number = piece.number
+    step.words = count
+    return SERIES_HEAD + count
 
 
 def count_kernels(steps: Array[i64], length: int) -> int:

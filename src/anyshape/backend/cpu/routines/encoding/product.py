@@ -6,22 +6,6 @@ depends on a question that the autotuner has not answered, the result is below 0
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.encode_gemm import (
-    DEEP,
-    DEEP_HALF,
-    FEW_ROWS,
-    MANY_BYTES,
-    MANY_INNER,
-    MANY_SIDE,
-    OUR_COLUMNS,
-    OUR_INNER,
-    OUR_ROWS,
-    PANELS,
-    SMALL_MATRIX,
-    SUMS,
-    TILE_PANELS,
-    WHOLE,
-)
 from anyshape.backend.cpu.bytecode.format import (
     CALL,
     F32,
@@ -37,6 +21,19 @@ from anyshape.backend.cpu.bytecode.format import (
     PackedProduct,
     ProductStep,
     Thin,
+)
+from anyshape.backend.cpu.bytecode.products import (
+    DEEP,
+    DEEP_HALF,
+    FEW_ROWS,
+    MANY_BYTES,
+    MANY_INNER,
+    MANY_SIDE,
+    PANELS,
+    SMALL_MATRIX,
+    SUMS,
+    TILE_PANELS,
+    WHOLE,
 )
 from anyshape.backend.cpu.bytecode.template import (
     FEW,
@@ -255,11 +252,11 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     length = 0
     head = ProductStep(out)
     if kind.library and not by_us:
-        length = by_library(piece, left, right, c, leading, thin, LibraryProduct(out))
+        length = by_library(kind, left, right, c, leading, thin, LibraryProduct(out))
     if length == 0 and thin.function != 0 and (kind.half or (kind.f32 and not kind.library)):
         length = by_vectors(thin, LibraryProduct(out))
     if length == 0 and (plain or kind.half):
-        length = by_panels(kind, left, right, c, PackedProduct(out))
+        length = by_panels(kind, left, right, c, PANELS, PackedProduct(out))
     if length == 0:
         return encode_call(piece.number, out)
     encode_head(piece, head, left, right, c, addend, leading, batches, loops.count)
@@ -350,7 +347,7 @@ def encode_head(piece: ProductPiece, step: ProductStep, left: Matrix, right: Mat
 
 def ours_do(kind: Kind, rows: int, columns: int, inner: int, batches: int) -> int:
     """Whether our own routine does a product of f32; below 0: see `ask`."""
-    if rows >= OUR_ROWS and columns >= OUR_COLUMNS and inner >= OUR_INNER:
+    if rows >= kind.our_rows and columns >= kind.our_columns and inner >= kind.our_inner:
         return ask(kind, FULL if rows >= FEW_ROWS else FEW)
     moved = F32 * batches * (rows * inner + inner * columns + rows * columns)
     if batches > 1 and minimum(rows, columns) >= MANY_SIDE and inner >= MANY_INNER and moved >= MANY_BYTES:
@@ -358,10 +355,9 @@ def ours_do(kind: Kind, rows: int, columns: int, inner: int, batches: int) -> in
     return 0
 
 
-def by_library(piece: ProductPiece, left: Matrix, right: Matrix, c: Matrix, leading: int, thin: Thin,
+def by_library(kind: Kind, left: Matrix, right: Matrix, c: Matrix, leading: int, thin: Thin,
                step: LibraryProduct) -> int:
     """A product by BLAS: the words before its batch dims; 0 when it cannot take these strides."""
-    kind = piece.kind
     left_order = leading_of(left)
     right_order = leading_of(right)
     if left_order == 0 or right_order == 0:
@@ -395,9 +391,10 @@ def by_vectors(thin: Thin, step: LibraryProduct) -> int:
     return LIBRARY_WORDS
 
 
-def by_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, step: PackedProduct) -> int:
+def by_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, most_bytes: int, step: PackedProduct) -> int:
     """A product by packed panels (backend/cpu/routines/packed_gemm.py): the words before its batch dims. A block of
-    rows, and of columns, is whole panels; a block of k is whole vectors of words."""
+    rows, and of columns, is whole panels; a block of k is whole vectors of words. most_bytes: of a thread's scratch,
+    where no whole tiles are multiplied."""
     inner = maximum((left.columns + kind.per_word - 1) // kind.per_word, 1)
     high = 3 * kind.grain
     wide = 2 * kind.lanes
@@ -408,7 +405,7 @@ def by_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, step: PackedPr
     waits = inner > most and not kind.f32  # sums of the rows and columns of a block wait for the next one
     columns = minimum(SUMS, rounded(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room = TILE_PANELS if kind.tiles else PANELS
+    room = TILE_PANELS if kind.tiles else most_bytes
     group = PACKED_GROUP if kind.tiles else 1
     most_rows = maximum((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     blocks = (c.rows + most_rows - 1) // most_rows

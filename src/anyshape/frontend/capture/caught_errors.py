@@ -1,0 +1,86 @@
+"""Exception handlers around operators that fail because of values: a captured graph has no `try`, so a frame in which
+one is met is left to PyTorch, and what it calls is captured by itself.
+
+    try:
+        return table[ids]            # an index is out of range: found when the program runs
+    except IndexError:               # which is in the frame, not in the graph
+        return table[ids.clamp(max=9)]
+"""
+from __future__ import annotations
+
+import ast
+import linecache
+import operator
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+LEFT = ("errors of an operator, which are found only when its values are there, are caught by an `except` of the "
+        "code: the function with the `try` runs as PyTorch, what it calls is compiled")
+# operators that look at values of whole numbers, or factorise, and fail where there is no answer
+_FAILS = re.compile(
+    r"(embedding|gather|scatter|index|take|put|cross_entropy|nll_loss|one_hot|bincount|div|mod|remainder|repeat_inter"
+    r"leave|cholesky|inverse|invert|linalg|solve|lu_|qr|svd|eig|multinomial|bernoulli|poisson|normal|item|tolist|unpool)")
+_SUBSCRIPTS = operator.getitem, operator.setitem
+# what no operator raises because of values
+_OTHERS = frozenset(("ImportError", "ModuleNotFoundError", "AttributeError", "KeyError", "StopIteration", "TypeError",
+                     "NotImplementedError", "OSError", "FileNotFoundError", "ValueError", "AssertionError"))
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
+
+
+def caught(gm: GraphModule) -> str:
+    """The user's line of an operator in a graph of Dynamo's that may fail because of values, where an `except` of the
+    frame, or of what it calls, would see that; empty where there is none."""
+    for node in gm.graph.nodes:
+        if node.op in ("call_function", "call_method") and _may_fail(node):
+            for file, line in _FRAME.findall(node.stack_trace or ""):
+                if any(first <= int(line) <= last for first, last in _guarded(file, len(linecache.getlines(file)))):
+                    return f"{file.rsplit('/', 1)[-1]}:{line}  {linecache.getline(file, int(line)).strip()}"
+    return ""
+
+
+def _may_fail(node: Node) -> bool:
+    if node.target in _SUBSCRIPTS:
+        places = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        return any(isinstance(place, Node) and isinstance(place.meta.get("example_value"), torch.Tensor)
+                   for place in places)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    module = getattr(node.target, "__module__", None) or ""
+    return bool(_FAILS.search(f"{module}.{name}"))
+
+
+@lru_cache(maxsize=256)
+def _guarded(file: str, _lines: int) -> tuple[tuple[int, int], ...]:
+    """First and last line of each block of a file whose errors a handler sees."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    return tuple((one.body[0].lineno, one.body[-1].end_lineno or one.body[-1].lineno) for one in _blocks(tree))
+
+
+def _blocks(tree: ast.AST) -> Iterator[Any]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Try, ast.TryStar)):
+            if any(_sees(handler.type) for handler in node.handlers):
+                yield node
+        elif isinstance(node, ast.With) and any(_suppresses(item.context_expr) for item in node.items):
+            yield node
+
+
+def _sees(kind: ast.expr | None) -> bool:
+    """Whether a handler of this kind of error sees one of an operator."""
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(one is None or _last_name(one) not in _OTHERS for one in kinds)
+
+
+def _suppresses(context: ast.expr) -> bool:
+    return isinstance(context, ast.Call) and _last_name(context.func) == "suppress" and any(map(_sees, context.args))
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
