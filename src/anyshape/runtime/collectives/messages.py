@@ -8,6 +8,10 @@
 Several operands are one message, so its latency is paid once. Ranks that have less than others pad. A message is one
 tensor of its caller's, which nobody may touch while it is under way; the operands are free at once. torch's own work
 (`async_op`), on gloo a thread, on NCCL a stream, sends it. A message without elements is not sent, on no rank.
+
+gloo gathers by a copy of the whole, and scatters sums by adding all of them up in a copy (16.8 MB beside a message of
+16.8 MB, and 2.8 and 3.8 times the processor time of sending what each rank needs, torch 2.13). So there lines go from
+rank to rank, and are added up by `finish`; among more than two ranks all lines are added up where they lie.
 """
 from __future__ import annotations
 
@@ -29,15 +33,32 @@ OLD = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The processes along an axis: their group, how many they are, and which one this is."""
+    """The processes along an axis: their group, how many they are, and which one this is.
+
+    by_gloo: gloo sends the messages. tag: of the next one, if it goes from rank to rank.
+    """
 
     group: Any
     ranks: int
     rank: int
+    by_gloo: bool = False
+    tag: int = 0
 
     def peer(self, step: int) -> int:
         """The process that is so many places on along the axis, which is a ring, by its number among all."""
         return dist.get_global_rank(self.group, (self.rank + step) % self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class PointToPoint:
+    """The work of a message that goes from rank to rank."""
+
+    works: tuple[Any, ...]
+
+    def wait(self) -> None:
+        """Returns when all of it has gone, and come."""
+        for work in self.works:
+            work.wait()
 
 
 def by_torch(name: str) -> Callable[..., Any]:
@@ -58,6 +79,9 @@ def begin(line: Line, op: str, message: Tensor, pieces: Sequence[Tensor], combin
         most = [most_elements(piece.shape, one, line.ranks) for piece, one in zip(pieces, parts, strict=True)]
         own = message.view(line.ranks, -1)[line.rank] if message.numel() else message
         _fill(own, pieces, most)
+        if line.by_gloo:
+            return _work(line, message, lambda: _exchange(
+                line, [(own, message.view(line.ranks, -1)[_place(line, step)], step) for step in range(1, line.ranks)]))
         return _work(line, message, lambda: by_torch("all_gather_single")(
             _bytes(message), _bytes(own), group=line.group, async_op=True))
     if op == "reduce_scatter":
@@ -66,6 +90,10 @@ def begin(line: Line, op: str, message: Tensor, pieces: Sequence[Tensor], combin
         sent, own = _scattered(message, most)
         if line.ranks == 1:
             own.copy_(sent)
+        if line.by_gloo and line.ranks == 2:
+            return _work(line, message, lambda: _exchange(line, [(sent.view(2, -1)[1 - line.rank], own, 1)]))
+        if line.by_gloo:
+            return _work(line, message, lambda: dist.all_reduce(sent, group=line.group, async_op=True))
         return _work(line, message, lambda: by_torch("reduce_scatter_single")(
             own, sent, group=line.group, async_op=True))
     assert op == "all_to_all", op
@@ -90,14 +118,35 @@ def finish(line: Line, op: str, message: Tensor, results: Sequence[Tensor], part
             _join(lines, one, result)
     elif op == "reduce_scatter":
         most = [most_elements(result.shape, one, line.ranks) for result, one in zip(results, parts, strict=True)]
-        _, own = _scattered(message, most)
+        sent, own = _scattered(message, most)
+        summed = line.by_gloo and line.ranks > 2
+        if summed:
+            own = sent.view(line.ranks, -1)[line.rank] if message.numel() else sent
         for result, come in zip(results, own.split(most), strict=True):
             result.copy_(come[:result.numel()].view(result.shape))
+        if line.by_gloo and line.ranks == 2:
+            kept = sent.view(2, -1)[line.rank] if message.numel() else sent
+            for result, here in zip(results, kept.split(most), strict=True):
+                result.add_(here[:result.numel()].view(result.shape))
     else:
         assert op == "all_to_all", op
         (result,) = results
         lines = message[message.numel() // 2:].view(line.ranks, message.numel() // (2 * line.ranks))
         _join(lines, parts[0], result)
+
+
+def _place(line: Line, step: int) -> int:
+    """The rank that is so many places on along the axis."""
+    return (line.rank + step) % line.ranks
+
+
+def _exchange(line: Line, parts: Sequence[tuple[Tensor, Tensor, int]]) -> PointToPoint:
+    """Sends to ranks, and receives of them. parts: what goes, where what comes is to be, and how many places on."""
+    works = []
+    for sent, come, step in parts:
+        works.append(dist.isend(_bytes(sent), line.peer(step), group=line.group, tag=line.tag))
+        works.append(dist.irecv(_bytes(come), line.peer(step), group=line.group, tag=line.tag))
+    return PointToPoint(tuple(works))
 
 
 def _scattered(message: Tensor, most: Sequence[int]) -> tuple[Tensor, Tensor]:

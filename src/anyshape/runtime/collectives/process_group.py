@@ -33,12 +33,14 @@ class ProcessMesh:
         rank: of this process.
         groups: by axis, the group that this process is in.
         control: of all processes, for what is agreed on before a step.
+        launched: by axis, how many messages there were: the same number on all of its ranks.
     """
 
     mesh: Mesh
     rank: int
     groups: dict[str, Any] = field(default_factory=dict)
     control: Any = None
+    launched: dict[str, int] = field(default_factory=dict)
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -77,12 +79,22 @@ class UnderWay:
     thread: int
 
 
+FIRST_TAG, TAGS = 1 << 24, 1 << 20  # of messages from rank to rank; those of others are below
 UNDER_WAY: dict[int, UnderWay] = {}  # by address of the message: no other is there until it was waited for
 
 
 def line_of(mesh: ProcessMesh, axis: str) -> Line:
     """The processes along an axis."""
-    return Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
+    group = mesh.groups[axis]
+    by_gloo = group is not None and dist.get_backend(group) == "gloo"
+    tag = FIRST_TAG + mesh.launched.get(axis, 0)
+    return Line(group, mesh.mesh.axis(axis).size, mesh.coordinates[axis], by_gloo, tag)
+
+
+def _next_line(mesh: ProcessMesh, axis: str) -> Line:
+    """The processes along an axis, for a message that is to be launched."""
+    mesh.launched[axis] = (mesh.launched.get(axis, 0) + 1) % TAGS
+    return line_of(mesh, axis)
 
 
 @torch.library.custom_op("anyshape_collective::start", mutates_args=("message",))
@@ -95,7 +107,7 @@ def start(message: Tensor, pieces: Sequence[Tensor], combine: str, op: str, mesh
         numbers: five for each operand, and for `into`.
     """
     counters.count("collectives")
-    work = begin(line_of(MESHES[mesh], axis), op, message, pieces, combine, _entries(numbers))
+    work = begin(_next_line(MESHES[mesh], axis), op, message, pieces, combine, _entries(numbers))
     if work is not None:
         UNDER_WAY[message.data_ptr()] = UnderWay(work, threading.get_ident())
 
@@ -134,7 +146,7 @@ def _entries(numbers: Sequence[int]) -> list[Numbers]:
 def gathered(mesh: ProcessMesh, own: Tensor, cuts: Sequence[tuple[str, Numbers]]) -> Tensor:
     """The whole of which this process has `own`. cuts: (axis, how it was dealt out) each, in that order."""
     for axis, numbers in reversed(cuts):
-        line, (dim, outer, n, inner, _) = line_of(mesh, axis), numbers
+        line, (dim, outer, n, inner, _) = _next_line(mesh, axis), numbers
         whole = own.new_empty((*own.shape[:dim], outer * n * inner, *own.shape[dim + 1:]))
         message = own.new_empty(line.ranks * most_elements(own.shape, numbers, line.ranks))
         work = begin(line, "all_gather", message, [own], "add", [numbers])
