@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from anyshape.base.errors import VerifyError
+from anyshape.dist.lower import message_elements
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.placement import local_count
+from anyshape.ir.graph import Node, Value
+from anyshape.ir.types import TensorType
 from anyshape.runtime.collectives import messages, process_group
 from anyshape.runtime.collectives.messages import Line, begin, finish
 from anyshape.runtime.collectives.parts import cut
@@ -59,6 +62,17 @@ def of(dim: int, outer: int, n: int, inner: int, ranks: int, rank: int) -> tuple
     return dim, outer, n, inner, high - low
 
 
+def elements(op: str, pieces: list[Tensor], numbers: list[Any], ranks: int) -> int:
+    """How long the message of a rank is, by the formula that programs have (dist/lower.py)."""
+    kinds = [TensorType("f64", tuple(one.shape)) for one in pieces]
+    values = tuple(Value(f"x{k}", kind) for k, kind in enumerate(kinds))
+    attrs: list[tuple[str, Any]] = [("parts", tuple(numbers[:len(pieces)]))]
+    attrs += [("into", tuple(numbers[1:]))] if op == "all_to_all" else []
+    found = message_elements(Node(op, values, tuple(attrs), values), ranks)
+    assert isinstance(found, int)
+    return found
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
 def test_messages_give_what_the_collective_means(op: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,18 +90,20 @@ def test_messages_give_what_the_collective_means(op: str, ranks: int, monkeypatc
         exchange = Exchange()
         monkeypatch.setattr(messages, "dist", exchange)
         numbers = [[*parts[rank], *(into[rank] if op == "all_to_all" else [])] for rank in range(ranks)]
-        begun = [begin(Line(None, ranks, rank), op, pieces[rank], "add", numbers[rank]) for rank in range(ranks)]
-        sends = ranks > 1 and begun[0][0].numel() > 0
-        assert [work for _, work in begun] == ["work" if sends else None] * ranks
+        length = elements(op, pieces[0], numbers[0], ranks)
+        given = [torch.full((length,), float("nan"), dtype=torch.float64) for _ in range(ranks)]
+        begun = [begin(Line(None, ranks, rank), op, given[rank], pieces[rank], "add", numbers[rank])
+                 for rank in range(ranks)]
+        sends = ranks > 1 and length > 0
+        assert begun == ["work" if sends else None] * ranks
         assert len(exchange.sent) == (ranks if sends else 0)
         exchange.arrive()
         for rank in range(ranks):
             attrs = {"combine": "add", "into": into[rank]}
             wanted = [result_of(op, [one[place] for one in pieces], [one[place] for one in parts], attrs, rank)
                       for place in range(len(cuts))]
-            shapes = [tuple(one.shape) for one in wanted]
-            found = finish(Line(None, ranks, rank), op, begun[rank][0], shapes, numbers[rank])
-            assert [tuple(one.shape) for one in found] == shapes
+            found = [torch.full_like(one, float("nan")) for one in wanted]
+            finish(Line(None, ranks, rank), op, given[rank], found, numbers[rank])
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -109,6 +125,6 @@ def test_a_message_that_was_not_launched_is_not_read() -> None:
     process_group.MESHES[str(mesh)] = process_group.ProcessMesh(mesh, 0, {"data": None})
     try:
         with pytest.raises(VerifyError, match="all_reduce along data is waited for, and is not under way"):
-            process_group.wait(torch.zeros(3), "all_reduce", str(mesh), "data", [], [1, 3])
+            process_group.wait([torch.zeros(3)], torch.zeros(3), "all_reduce", str(mesh), "data", [])
     finally:
         del process_group.MESHES[str(mesh)]

@@ -78,11 +78,9 @@ def test_both_halves_lie_in_one_block_where_that_takes_less(monkeypatch: pytest.
             assert executable.specializer.arena(record.values) == record.arena
         apart = max(half.specializer.apart({**dict.fromkeys(half.layout.symbols, 0), **record.values}).top
                     for half, record in ((forward, before), (backward, after)))
-        if before.temporary == after.temporary == 0:
-            joined += 1
-            assert max(before.kept, before.bound) <= WORTH * apart and most[0] < others[0]
-        else:
-            assert most[0] <= others[0]
+        assert before.temporary == after.temporary == 0 and before.bound <= before.kept <= apart
+        joined += before.kept <= WORTH * apart and most[0] < others[0]
+        assert most[0] <= others[0]
         if options:
             assert most[0] <= forward.limit.needed(before.values, before.policy)
     assert joined >= 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyshape.ir.asynchronous import writes_results
 from anyshape.ir.graph import Graph, Node, Operand, Value, effect_of
 from anyshape.ir.op import checks_of, row
 from anyshape.ir.types import SizeType, TensorType
@@ -377,8 +378,10 @@ class _Assembly:
         if node.op == "convolution":
             inputs = (self.dense(inputs[0], node), *inputs[1:])
         # a result that nothing reads is not kept, and may be other than traced
-        outputs = tuple(self.define(v.name, v.tensor) if v.name in self.read else None for v in node.outputs)
-        self.extern.update(v.name for v in node.outputs if v.name in self.read)
+        written = writes_results(node)
+        outputs = tuple(self.define(v.name, v.tensor) if written or v.name in self.read else None for v in node.outputs)
+        if not written:
+            self.extern.update(v.name for v in node.outputs if v.name in self.read)
         if node.op == "extern":
             target, template = node.attr("target"), node.attr("template")
         else:

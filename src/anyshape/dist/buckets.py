@@ -175,10 +175,49 @@ def _with_gathers_joined(graph: Graph, limit: int) -> tuple[Graph, frozenset[str
     return graph.replace(nodes=tuple(nodes)), frozenset(joined)
 
 
+def _with_last_reads_early(graph: Graph) -> Graph:
+    """The graph with the last reader of a gathered weight right behind what it is made of, so that the weight goes
+    before equations that do not need it make something.
+
+        w = all_gather(p); g = matmul(x, d); y = matmul(d, w)   -->   w = all_gather(p); y = matmul(d, w); g = ...
+
+    Of a linear layer in the backward these two are the gradients of its weight and of its operand: the whole weight and
+    its gradient are then not there at once.
+    """
+    source: dict[str, str] = {}  # views of gathered values -> these
+    last: dict[str, Node] = {}
+    for node in graph.nodes:
+        if node.op == "all_gather":
+            source |= {v.name: v.name for v in node.outputs}
+            continue
+        read = {source[v.name] for v in node.values() if v.name in source}
+        if row(node).kind == "view" and read:
+            source |= {v.name: next(iter(read)) for v in node.outputs}
+        last |= dict.fromkeys(read, node)
+    early = {id(node): node for node in last.values() if not has_effect(node) and row(node).kind != "view"}
+    made = graph.producers()
+    waiting = list(early.values())
+    while waiting:  # views that they read go with them
+        for node in (made[v.name] for v in waiting.pop().values() if v.name in made):
+            if row(node).kind == "view" and id(node) not in early:
+                early[id(node)] = node
+                waiting.append(node)
+    nodes: list[Node] = []
+    places = {v.name: -1 for v in graph.inputs}  # of what makes a value, among `nodes`
+    for node in graph.nodes:
+        at = len(nodes)
+        if id(node) in early:
+            at = max((places[v.name] for v in node.values()), default=-1) + 1
+            places = {name: place + (place >= at) for name, place in places.items()}
+        nodes.insert(at, node)
+        places |= {v.name: at for v in node.outputs}
+    return graph.replace(nodes=tuple(nodes))
+
+
 def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
     """The graph with collectives in buckets of at most about `limit` bytes."""
     graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
-    return graph.replace(nodes=_Walk(graph, limit, joined).run())
+    return graph.replace(nodes=_Walk(_with_last_reads_early(graph), limit, joined).run())
 
 
 def messages_text(graphs: Sequence[Graph]) -> str:

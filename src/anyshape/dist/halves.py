@@ -40,21 +40,23 @@ class Halves:
     outputs: tuple[int, ...]
 
 
-def halves_of(graph: Graph, first: Collection[str], data: Collection[str]) -> Halves:
+def halves_of(graph: Graph, first: Collection[str], data: Collection[str], limited: bool) -> Halves:
     """The halves of a rank's graph.
 
     Args:
         first: names of values of the forward; the backward begins behind the last one of them.
         data: names of the inputs that are a batch.
+        limited: values of the forward may be made again, so weights that they are made of are gathered before them.
     """
     made = [place for place, node in enumerate(graph.nodes) if any(v.name in first for v in node.outputs)]
     border = max(made, default=-1) + 1
-    return _Cut(graph, border, data).run()
+    return _Cut(graph, border, data, AHEAD_BYTES if limited else 0).run()
 
 
 class _Cut:
-    def __init__(self, graph: Graph, border: int, data: Collection[str]) -> None:
+    def __init__(self, graph: Graph, border: int, data: Collection[str], ahead: int) -> None:
         self.graph = graph
+        self.ahead = ahead
         self.inputs = {v.name for v in graph.inputs}
         self.first, self.second = list(graph.nodes[:border]), list(graph.nodes[border:])
         self.put_off()
@@ -126,10 +128,10 @@ class _Cut:
         return found
 
     def weights_of(self, value: Value, seen: set[str], read: Collection[str]) -> list[Value]:
-        """Gathered weights that a value of the forward is made of, and those before them, up to AHEAD_BYTES: under a
-        limit in bytes it may be made again. Each value is asked for once. read: what is gathered in any case."""
+        """Gathered weights that a value of the forward is made of, and those before them, up to `ahead` bytes: under a
+        limit it may be made again. Each value is asked for once. read: what is gathered in any case."""
         waiting, found, total = [value], list[Value](), 0
-        while waiting and total < AHEAD_BYTES:
+        while waiting and total < self.ahead:
             one = waiting.pop(0)
             node = self.makers.get(one.name)
             if node is None or one.name in seen:

@@ -96,21 +96,18 @@ def _calls(node: Node, mesh: Mesh, effects: int, name: str) -> tuple[Node, Node]
     message = Value(name, TensorType(first.dtype, (message_elements(node, ranks),), None, first.device))
     numbers = [size for key, _ in node.attrs if key in ("parts", "into")
                for one in parts_of(node, key) for size in one.attr()]
-    shapes = [size for value in node.outputs for size in (value.tensor.rank, *value.tensor.shape)]
     words: tuple[Attr, ...] = (("str", node.op), ("str", str(mesh)), ("str", axis))
 
-    def call(target: str, operands: Iterable[Operand], first: Attr, *rest: tuple[Attr | None, list[Size]],
-             outputs: tuple[Value, ...], effect: int) -> Node:
+    def call(target: str, operands: Iterable[Operand], *before: Attr, outputs: tuple[Value, ...], effect: int) -> Node:
         given = _Arguments(operands)
-        more = [one for word, sizes in rest for one in (word, given.sizes(sizes)) if one is not None]
-        template: Attr = (("args", first, *words, *more), ("kwargs",))
+        template: Attr = (("args", *before, *words, given.sizes(numbers)), ("kwargs",))
         return Node("extern", tuple(given.operands), (("target", target), ("template", template), ("effect", effect)),
                     outputs, node.where)
 
     tensors: Attr = ("list", *(("operand", place) for place in range(len(node.inputs))))
-    return (call(START, node.inputs, tensors, (("str", combine), numbers), outputs=(message,), effect=effects + 1),
-            call(WAIT, (message,), ("operand", 0), (None, numbers), (None, shapes), outputs=node.outputs,
-                 effect=effects + 2))
+    results: Attr = ("list", *(("result", place) for place in range(len(node.outputs))))
+    return (call(START, node.inputs, ("result", 0), tensors, ("str", combine), outputs=(message,), effect=effects + 1),
+            call(WAIT, (message,), results, ("operand", 0), outputs=node.outputs, effect=effects + 2))
 
 
 def _ring(node: Node, mesh: Mesh, effect: int) -> Node:

@@ -3,10 +3,19 @@
     m = extern(x, ... | target=START, effect=1)    sends; x may be written over, m is not there yet
     y, ... = extern(m | target=WAIT, effect=2)     m is there; what this rank gets of it
 
-Launches keep their order on all ranks. A wait may stand anywhere between its launch and the first use of its results:
+Both write their results where the plan has them, a message among them, so the arena has room for it once other values
+are gone. Launches keep their order on all ranks. A wait may stand anywhere between its launch and the first use of its results:
 what lies between hides the message, whose memory is taken from the one to the other.
 """
 from __future__ import annotations
 
+from anyshape.ir.graph import Node
+
 START = "anyshape_collective.start.default"
 WAIT = "anyshape_collective.wait.default"
+WRITES_RESULTS = frozenset((START, WAIT))  # targets whose template names results, too, as ("result", i)
+
+
+def writes_results(node: Node) -> bool:
+    """Does the call write into memory that it is given for its results?"""
+    return node.op == "extern" and node.attr("target") in WRITES_RESULTS

@@ -5,7 +5,8 @@ attributes:
     template  (("args", t, ...), ("kwargs", (name, t), ...)), the call's arguments, with t one of
               ("operand", i) | ("list", t, ...) | ("none",) | ("int", n) | ("float", x) | ("bool", b) | ("str", s) |
               ("complex", x, y) | ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") |
-              ("memory_format", "contiguous_format") | ("permuted", i, *dims), operand i permuted
+              ("memory_format", "contiguous_format") | ("permuted", i, *dims), operand i permuted | ("result", i), the
+              memory of result i, which the operator writes (ir/asynchronous.py)
     effect    its place, from 1, among the calls that do more than give their results (draw random numbers, or do what
               is not known): these are never merged, dropped or reordered; 0 or False: it is none of them
     strides   optional, of a custom operator: per operand, the strides that it had in the trace, None where it was dense
@@ -20,7 +21,7 @@ from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail
 # tag of a template entry -> type of what follows it
 _LEAVES: dict[str, type] = {
     "operand": int, "int": int, "float": float, "bool": bool, "str": str, "dtype": str, "device": str, "layout": str,
-    "memory_format": str,
+    "memory_format": str, "result": int,
 }  # fmt: skip
 
 

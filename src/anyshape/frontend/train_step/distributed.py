@@ -270,7 +270,7 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         parts = [bucketed(local)]
-        halves = halves_of(local, notes.first, roles.data) if notes.first else None
+        halves = halves_of(local, notes.first, roles.data, compilation.config.limited) if notes.first else None
         if halves is not None:
             parts = [bucketed(halves.forward), bucketed(halves.backward)]
         text = "\n".join(map(show, parts))

@@ -5,8 +5,8 @@ before:
       where 1 <= n
       in      x: f32[n]  4*n bytes  steps 0-3
       buffer  g: f32[n]  4*n bytes  steps 0-1  arena
-      buffer  m: f32[n]  4*n bytes  steps 1-2  extern
-      buffer  s: f32[n]  4*n bytes  steps 2-4  extern
+      buffer  m: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  s: f32[n]  4*n bytes  steps 2-4  arena
       buffer  h: f32[n]  4*n bytes  steps 3-4  arena
       buffer  y: f32[n]  4*n bytes  steps 4-5  output 0
       0  kernel k0(x, &g; n)
@@ -22,8 +22,8 @@ after overlap_collectives:
       where 1 <= n
       in      x: f32[n]  4*n bytes  steps 0-2
       buffer  g: f32[n]  4*n bytes  steps 0-1  arena
-      buffer  m: f32[n]  4*n bytes  steps 1-3  extern
-      buffer  s: f32[n]  4*n bytes  steps 3-4  extern
+      buffer  m: f32[n]  4*n bytes  steps 1-3  arena
+      buffer  s: f32[n]  4*n bytes  steps 3-4  arena
       buffer  h: f32[n]  4*n bytes  steps 2-4  arena
       buffer  y: f32[n]  4*n bytes  steps 4-5  output 0
       0  kernel k0(x, &g; n)

@@ -39,7 +39,7 @@ class OrderSelection:
             known = self.known.get(key)
         if known is None:
             at = {**self.unknown, **values}
-            needs = [half.quick(at)[1] + held.most(at, NOTHING, {}) for half, held in self.parts]
+            needs = [half.peak(at) + held.most(at, NOTHING, {}) for half, held in self.parts]
             known = needs[1] < CLEARLY * needs[0]
             with self.lock:
                 while len(self.known) >= REMEMBERED:

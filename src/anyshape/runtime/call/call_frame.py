@@ -11,6 +11,7 @@ import torch
 from anyshape.backend.interface import PlanRunner
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
+from anyshape.ir.asynchronous import WRITES_RESULTS
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ops.attention import OPERANDS as ATTENTION
 from anyshape.ops.matmul import GROUPED
@@ -206,6 +207,11 @@ class Call:
         operands = [self.tensor(entry, view) if isinstance(entry, Window) else view
                     for entry, view in zip(step.inputs, views, strict=False)]
         function = self.shared.functions.get(number)
+        if step.target in WRITES_RESULTS:
+            assert function is not None
+            function(operands, [self.tensor(window, view) for window, view in zip(  # type: ignore[arg-type]
+                step.outputs, views[len(step.inputs):], strict=True)])
+            return
         returned = self._own(step, operands) if function is None else function(operands)
         results = results_of(returned, len(step.outputs))
         storages = {storage_id(one) for one in operands if isinstance(one, torch.Tensor)}

@@ -38,7 +38,7 @@ class Calls:
         self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
         self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
         self.allocate = allocate
-        self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
+        self.functions: dict[int, Callable[..., Any]] = {}
         self.drops: dict[int, tuple[str, ...]] = {}  # let go before a step
         self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them
         self.again = {one.buffer: one for one in plan.again if self.buffers[one.buffer].is_restored}

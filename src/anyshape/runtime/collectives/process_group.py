@@ -1,7 +1,7 @@
 """Collectives by torch.distributed: the rows of ops/collective.py on process groups, gloo or NCCL, asynchronously.
 
-    m = start(g1, g2)    all_reduce of [g1 | g2] is under way
-    a1, a2 = wait(m)     it has come
+    start(m, [g1, g2])     all_reduce of m = [g1 | g2] is under way
+    wait([a1, a2], m)      it has come
 
 These are the operators that programs call (ir/asynchronous.py); what travels is in runtime/collectives/messages.py.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.dist.mesh import Mesh
-from anyshape.runtime.collectives.messages import Line, begin, finish
+from anyshape.runtime.collectives.messages import Line, begin, finish, most_elements
 from anyshape.runtime.collectives.parts import Numbers
 
 
@@ -33,12 +33,14 @@ class ProcessMesh:
         rank: of this process.
         groups: by axis, the group that this process is in.
         control: of all processes, for what is agreed on before a step.
+        launched: by axis, how many messages there were: the same number on all of its ranks.
     """
 
     mesh: Mesh
     rank: int
     groups: dict[str, Any] = field(default_factory=dict)
     control: Any = None
+    launched: dict[str, int] = field(default_factory=dict)
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -77,35 +79,42 @@ class UnderWay:
     thread: int
 
 
+FIRST_TAG, TAGS = 1 << 24, 1 << 20  # of messages from rank to rank; those of others are below
 UNDER_WAY: dict[int, UnderWay] = {}  # by address of the message: no other is there until it was waited for
 
 
 def line_of(mesh: ProcessMesh, axis: str) -> Line:
     """The processes along an axis."""
-    return Line(mesh.groups[axis], mesh.mesh.axis(axis).size, mesh.coordinates[axis])
+    group = mesh.groups[axis]
+    by_gloo = group is not None and dist.get_backend(group) == "gloo"
+    tag = FIRST_TAG + mesh.launched.get(axis, 0)
+    return Line(group, mesh.mesh.axis(axis).size, mesh.coordinates[axis], by_gloo, tag)
 
 
-@torch.library.custom_op("anyshape_collective::start", mutates_args=())
-def start(pieces: Sequence[Tensor], op: str, mesh: str, axis: str, combine: str, numbers: Sequence[int]) -> Tensor:
-    """Launches a collective of a program; see ops/collective.py. It is the message, which is there after `wait`.
+def _next_line(mesh: ProcessMesh, axis: str) -> Line:
+    """The processes along an axis, for a message that is to be launched."""
+    mesh.launched[axis] = (mesh.launched.get(axis, 0) + 1) % TAGS
+    return line_of(mesh, axis)
+
+
+@torch.library.custom_op("anyshape_collective::start", mutates_args=("message",))
+def start(message: Tensor, pieces: Sequence[Tensor], combine: str, op: str, mesh: str, axis: str,
+          numbers: Sequence[int]) -> None:
+    """Launches a collective of a program; see ops/collective.py.
 
     Args:
+        message: what travels, of one dim; it is there after `wait`.
         numbers: five for each operand, and for `into`.
     """
     counters.count("collectives")
-    message, work = begin(line_of(MESHES[mesh], axis), op, pieces, combine, _entries(numbers))
+    work = begin(_next_line(MESHES[mesh], axis), op, message, pieces, combine, _entries(numbers))
     if work is not None:
         UNDER_WAY[message.data_ptr()] = UnderWay(work, threading.get_ident())
-    return message
 
 
-@torch.library.custom_op("anyshape_collective::wait", mutates_args=())
-def wait(message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int],
-         shapes: Sequence[int]) -> list[Tensor]:
-    """Waits for a message, and gives what this rank gets of it, for each operand; new tensors.
-
-    Args:
-        shapes: of each result the number of its dims, and its sizes.
+@torch.library.custom_op("anyshape_collective::wait", mutates_args=("results",))
+def wait(results: Sequence[Tensor], message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int]) -> None:
+    """Waits for a message, and writes what this rank gets of it, for each operand.
 
     Raises:
         VerifyError: it was not launched, or was waited for before.
@@ -119,10 +128,7 @@ def wait(message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int],
         begun = time.perf_counter()
         found.work.wait()
         counters.count("collective_wait_seconds", time.perf_counter() - begun)
-    made = finish(line, op, message, _shapes(shapes), _entries(numbers))
-    inside = message.untyped_storage().data_ptr()
-    # memory of its own for each, which goes when that result is not needed any more
-    return [one.clone() if one.untyped_storage().data_ptr() == inside else one for one in made]
+    finish(line, op, message, results, _entries(numbers))
 
 
 def abandon() -> None:
@@ -137,22 +143,15 @@ def _entries(numbers: Sequence[int]) -> list[Numbers]:
     return [tuple(numbers[at:at + 5]) for at in range(0, len(numbers), 5)]  # type: ignore[misc]
 
 
-def _shapes(numbers: Sequence[int]) -> list[tuple[int, ...]]:
-    found, at = [], 0
-    while at < len(numbers):
-        end = at + 1 + numbers[at]
-        found.append(tuple(numbers[at + 1:end]))
-        at = end
-    return found
-
-
 def gathered(mesh: ProcessMesh, own: Tensor, cuts: Sequence[tuple[str, Numbers]]) -> Tensor:
     """The whole of which this process has `own`. cuts: (axis, how it was dealt out) each, in that order."""
     for axis, numbers in reversed(cuts):
-        line, (dim, outer, n, inner, _) = line_of(mesh, axis), numbers
-        message, work = begin(line, "all_gather", [own.contiguous()], "add", [numbers])
+        line, (dim, outer, n, inner, _) = _next_line(mesh, axis), numbers
+        whole = own.new_empty((*own.shape[:dim], outer * n * inner, *own.shape[dim + 1:]))
+        message = own.new_empty(line.ranks * most_elements(own.shape, numbers, line.ranks))
+        work = begin(line, "all_gather", message, [own], "add", [numbers])
         if work is not None:
             work.wait()
-        shape = (*own.shape[:dim], outer * n * inner, *own.shape[dim + 1:])
-        (own,) = finish(line, "all_gather", message, [shape], [numbers])
+        finish(line, "all_gather", message, [whole], [numbers])
+        own = whole
     return own

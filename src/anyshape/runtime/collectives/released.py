@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 _PIECE = 1 << 21  # bytes of the page
+_LEAST = 1 << 16  # bytes of a tensor for which a mapping of its own pays
 _FIXED, _PRIVATE, _ANONYMOUS = 0x10, 0x02, 0x20  # of Linux
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -47,12 +48,13 @@ def _mapped(size: int) -> Any:
     library = _library()
     if library is None:
         return None
-    length = -(-size // _PIECE) * _PIECE
+    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     base = library.mmap(None, length, mmap.PROT_READ, _PRIVATE | _ANONYMOUS, -1, 0)
     if base in (None, _FAILED):
         return None
     for offset in range(0, length, _PIECE):
-        found = library.mmap(base + offset, _PIECE, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE | _FIXED, _page(), 0)
+        piece = min(_PIECE, length - offset)
+        found = library.mmap(base + offset, piece, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE | _FIXED, _page(), 0)
         if found == _FAILED:
             library.munmap(base, length)
             return None
@@ -64,7 +66,7 @@ def _mapped(size: int) -> Any:
 def release(tensor: Tensor) -> None:
     """Lets the memory of a dense tensor go; its shape, dtype and strides stay, and it reads as NaN."""
     size = tensor.numel() * tensor.element_size()
-    buffer = _mapped(size) if size >= _PIECE else None
+    buffer = _mapped(size) if size >= _LEAST else None
     with torch.no_grad():
         if buffer is None:
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0)

@@ -6,8 +6,11 @@ block of memory. So what is wider than the room below lies above, however much o
 
     kept 120 MB, of which 90 are free: a gradient of 94 MB   -->   214 MB, where 124 would do
 
-Both halves of a whole step run in one call, and nothing else between them. So, where that takes less, the kept block is
-all of the arena, and there is no border: all values of both are placed together.
+Both halves of a whole step run in one call, and nothing else between them. So the kept block is all of the arena, and
+there is no border: where that takes less, all values of both are placed together. One block for both also is the most
+that any call needs, where two would be the most that any call keeps beside the most that any call has above that:
+
+    kept, above by shape: 78 + 65 MB, 199 + 20 MB   -->   143 MB, 219 MB; held from then on: 219 MB, not 264
 """
 from __future__ import annotations
 
@@ -29,18 +32,17 @@ WORTH = 0.99  # of two blocks, what one has to come to
 
 
 class ProgramLifetimes:
-    """The forward or the backward: what lies in its arena, and the plan's arena."""
+    """The forward or the backward: what lies in its arena."""
 
     def __init__(self, specializer: Specializer) -> None:
         self.specializer = specializer
         plan = specializer.plan
-        self.arena = SizeTable([plan.arena], f"arena of {plan.name}")
         self.inside = LiveBytes(arena_ranges(plan, specializer.keeps.forward), len(plan.steps),
                                 f"values in the arena of {plan.name}")
 
-    def quick(self, values: Mapping[str, int]) -> tuple[int, int]:
-        """Bytes of the plan's arena, and the most that are alive at a step."""
-        return int(self.arena(values)[0]), self.inside.peak(values)
+    def peak(self, values: Mapping[str, int]) -> int:
+        """The most bytes that are alive at a step."""
+        return self.inside.peak(values)
 
 
 class JointLayout:
@@ -60,39 +62,36 @@ class JointLayout:
                             *(region.bytes for region in backward.regions),
                             *([*backward.homes.values()][i].bytes for i in backward.moving)],
                            f"values of {forward.plan.name} and its backward")
-        self.known: dict[tuple[int, ...], tuple[ArenaLayout, ArenaLayout] | None] = {}
+        self.known: dict[tuple[int, ...], tuple[ArenaLayout, ArenaLayout]] = {}
         self.lock = threading.Lock()
 
     def of(self, specializer: Specializer, values: Mapping[str, int]) -> ArenaLayout | None:
-        """The layout of one half; None: that of its plan is good, or some sizes are not known."""
+        """The layout of one half; None: some sizes are not known."""
         key = tuple([values.get(name, -1) for name in self.forward.layout.symbols])
         if -1 in key:
             return None
         with self.lock:
-            known = key in self.known
             found = self.known.get(key)
-        if not known:
+        if found is None:
             found = self._found({**dict.fromkeys(self.backward.layout.symbols, 0), **values})
             with self.lock:
                 while len(self.known) >= REMEMBERED:
                     self.known.pop(next(iter(self.known)))
                 self.known[key] = found
-        return None if found is None else found[specializer.plan is self.backward.plan]
+        return found[specializer.plan is self.backward.plan]
 
-    def _found(self, values: dict[str, int]) -> tuple[ArenaLayout, ArenaLayout] | None:
-        arenas, lives = zip(*(half.quick(values) for half in self.halves), strict=True)
-        bound = max(lives)
-        if max(arenas) <= GOOD_ENOUGH * bound:
-            return None
+    def _found(self, values: dict[str, int]) -> tuple[ArenaLayout, ArenaLayout]:
+        bound = max(half.peak(values) for half in self.halves)
         forward, backward = self.forward.apart(values), self.backward.apart(values)
         most = max(forward.top, backward.top)
+        apart = (ArenaLayout(forward.offsets, most, most, bound), ArenaLayout(backward.offsets, most, most, bound))
         if most <= GOOD_ENOUGH * bound:
-            return forward, backward
+            return apart
         sizes = align(self.sizes(values))
         items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
         top, offsets = assign_offsets(self.forward.host, OffsetProblem(items), bound, most)
         if top > WORTH * most:
-            return forward, backward
+            return apart
         moved, kept = len(self.forward.moving), len(self.backward.regions)
         places = dict(zip([b.name for b in self.forward.keeps.kept_buffers], offsets[moved:moved + kept], strict=True))
         halves = (self.forward, offsets[:moved]), (self.backward, offsets[moved + kept:])

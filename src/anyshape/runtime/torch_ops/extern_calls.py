@@ -1,7 +1,7 @@
 """Calls of PyTorch operators by name: a template is turned once into a Python function of the operands.
 
     ("args", ("operand", 0), ("list", ("int", 2), ("operand", 1))), ("kwargs", ("alpha", ("int", 1)))
-    -->  lambda operands: target(operands[0], [2, operands[1]], alpha=1)
+    -->  lambda operands, results=(): target(operands[0], [2, operands[1]], alpha=1)
 """
 from __future__ import annotations
 
@@ -210,8 +210,9 @@ _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
 
 
 @lru_cache(maxsize=4096)
-def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
-    """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
+def compile_extern(target: str, template: Attr) -> Callable[..., Any]:
+    """The call of `target` as a function of the list of operands (tensors and numbers), and of that of the tensors that
+    it writes where its template names results; template: ops/extern.py."""
     found = STAND_INS.get(target) or resolve(target)
     found = getattr(found, "_op", found)  # what an operator's overload calls, without its function of Python
     guarded = _guard_of(target)
@@ -226,6 +227,8 @@ def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any
         tag = entry[0]
         if tag == "operand":
             return f"operands[{int(entry[1])}]"
+        if tag == "result":
+            return f"results[{int(entry[1])}]"
         if tag == "permuted":
             return f"operands[{int(entry[1])}].permute({[int(d) for d in entry[2:]]})"
         if tag == "list":
@@ -254,7 +257,7 @@ def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any
         if not isinstance(name, str) or not name.isidentifier():
             raise VerifyError(f"the template of {target} has the keyword {name!r}", why="that is no name")
         parts.append(f"{name}={source(entry)}")
-    text = f"lambda operands: target({', '.join(parts)})"
+    text = f"lambda operands, results=(): target({', '.join(parts)})"
     return eval(compile(text, f"<extern {target}>", "eval"), constants)  # type: ignore[no-any-return]
 
 
