@@ -68,7 +68,7 @@ def test_every_routine_of_panels(target: Machine) -> None:
         exact = x.astype(np.int32) @ y.astype(np.int32)
         for add in (0, 1):
             sums = np.full((rows, columns), 2**31 - 1, np.int32)  # what is added wraps around
-            ahead = (ctypes.c_int64 * 7)(sums.ctypes.data, 0, 1, 0, 3, sums.ctypes.data, 4 * columns)
+            ahead = (ctypes.c_int64 * 8)(sums.ctypes.data, 0, 1, 0, 3, sums.ctypes.data, 4 * columns, 4 * columns)
             call(f"tile_u8_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
                  4 * columns, add, ctypes.addressof(ahead))
             with np.errstate(over="ignore"):

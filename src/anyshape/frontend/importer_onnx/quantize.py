@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.aten.table import Decline, is_float
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.matmul import exact_in_f32, matmul, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
@@ -16,6 +16,7 @@ from anyshape.frontend.importer_onnx.spatial import convolved
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
+from anyshape.ops.matmul import into_panels
 from anyshape.sym.expr import Size, product
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
@@ -136,7 +137,8 @@ def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value
     left, p = _moved(c, a, a_zero, "u8")
     right, q = _moved(c, b, b_zero, "i8")
     lined = left.tensor.rank == 1, right.tensor.rank == 1
-    total = matmul(c, left, right, "matmul_bytes")
+    constant = isinstance(b, Known) and not b.symbolic and len(b.shape) == 2
+    total = by_panels(c, left, moved_numbers(b, "i8")) if constant else matmul(c, left, right, "matmul_bytes")
     terms = left.tensor.shape[-1]
 
     def sums(operand: Any, x: Value, dim: int, gone: bool) -> Value:
@@ -179,13 +181,28 @@ def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value
     return total
 
 
+def by_panels(c: Call, left: Value, right: np.ndarray) -> Value:
+    """The product of u8 [*, K] with a constant matrix [K, N] of i8, which is brought into panels once."""
+    lead, columns = left.tensor.shape[:-1], right.shape[1]
+    if left.tensor.shape[-1] != right.shape[0]:
+        raise Mismatch(left.tensor.shape[-1], right.shape[0])
+    rows = c.t.reshape(left, (product(lead), right.shape[0]))
+    panels = c.constant(into_panels(right), "i8")
+    return c.t.reshape(c.op("matmul_bytes", rows, panels, columns=columns), (*lead, columns))  # type: ignore[no-any-return]
+
+
+def moved_numbers(operand: Known, wanted: str) -> np.ndarray:
+    """The numbers of 8 bits of a constant as the dtype that the routine takes them in."""
+    moved = operand.array.astype(np.int16) + MOVES.get((operand.dtype, wanted), 0)
+    return moved.astype(np.uint8 if wanted == "u8" else np.int8)
+
+
 def _moved(c: Call, operand: Any, zero: Any, wanted: str) -> tuple[Value, Value | None]:
     """An operand as the dtype that the routine takes it in, and its zero point in i32, None where that is 0."""
     x = c.tensor(operand)
     away = MOVES.get((x.tensor.dtype, wanted), 0)
     if away and isinstance(operand, Known) and not operand.symbolic:
-        moved = operand.array.astype(np.int16) + away
-        x = c.tensor(known(moved.astype(np.uint8 if wanted == "u8" else np.int8), wanted))
+        x = c.tensor(known(moved_numbers(operand, wanted), wanted))
     elif away:
         x = c.t.cast(c.t.pointwise("add", c.t.cast(x, "i32"), away, dtype="i32"), wanted)
     if zero is None:

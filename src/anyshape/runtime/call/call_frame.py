@@ -13,7 +13,7 @@ from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ops.attention import OPERANDS as ATTENTION
-from anyshape.ops.matmul import GROUPED
+from anyshape.ops.matmul import GROUPED, from_panels
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
@@ -284,6 +284,8 @@ class Call:
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
         if step.op == "matmul_bytes":
+            if "columns" in attrs:
+                b = from_panels(b, a.shape[-1], attrs["columns"])
             a, b = a.to(torch.float64), b.to(torch.float64)
             self.tensor(step.outputs[0], views[2]).copy_(torch.matmul(a, b).to(torch.int64))
             return

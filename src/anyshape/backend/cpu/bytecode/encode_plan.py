@@ -285,7 +285,7 @@ class PlanEncoder:
         addend = len(windows) > 3 and spec.beta != 0
         beta, code = spec.beta if addend else 0.0, "d" if dtype == "f64" else "f"
         body: list[Word] = [self.kind(dtype), number, bits(spec.alpha, code), bits(beta, code), int(spec.alpha != 1),
-                            int(beta != 1), int(addend)]
+                            int(beta != 1), int(addend), int("columns" in dict(step.attrs))]
         for window in windows if addend else windows[:3]:
             body += self.window(window)
         return self.filled(template.PRODUCT, body)

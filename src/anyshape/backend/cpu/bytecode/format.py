@@ -179,7 +179,8 @@ class LibraryProduct(ProductStep):
 class PackedProduct(ProductStep):
     """A product by packed panels (backend/cpu/routines/packed_gemm.py)."""
 
-    a_lane: i64  # bytes from one element along M to the next; of B along N; of A, of B along K
+    a_lane: i64  # bytes from one element along M to the next; of B along N; of A, of B along K; where A lies in panels
+    # (ops/matmul.py), from panel to panel of A, and from word to word
     b_lane: i64
     a_inner: i64
     b_inner: i64
@@ -189,7 +190,7 @@ class PackedProduct(ProductStep):
     rows: i64  # of the largest tile, along N; columns along M; words of the largest block along K
     columns: i64
     deep: i64
-    a_item: i64  # bytes per element of A, of B, of C: those of `item`, or 4, of f32
+    a_item: i64  # bytes per element of A, of B, of C: those of `item`, or 4, of f32; of A 0: it lies in panels
     b_item: i64
     c_item: i64
     scratch: i64  # bytes of scratch per thread

@@ -57,6 +57,9 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address, copy_run, entry_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
+from anyshape.ops import matmul
+
+PANEL = matmul.PANEL  # columns of a panel where A lies in panels
 
 
 class PackedWork(Struct):
@@ -83,6 +86,7 @@ class Fetch(Struct):
     last: i64
     target: i64
     target_step: i64
+    apart: i64  # bytes from word to word of the columns that a tile of 8-bit numbers multiplies
 
 
 class PackedFrame(Struct):
@@ -95,6 +99,7 @@ class PackedFrame(Struct):
     target: i64
     bias: i64  # 0: none
     a: i64
+    first: i64  # which column lies there; 0, too, where it does not count
     b: i64
     sources: i64  # of these rows; 0: one after the other
     gathered: i64  # where rows are gathered before they are packed
@@ -224,8 +229,12 @@ def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, f
     frame.target = (address(block, step.c) + batch_place(step, batch, OF_C) + first_column * item
              + first_row * step.ldc * item)
     frame.bias = 0
-    frame.a = (address(block, step.a) + batch_place(step, batch, OF_A)
-             + first_column * step.a_lane)
+    frame.a = address(block, step.a) + batch_place(step, batch, OF_A)
+    frame.first = 0
+    if step.a_item == 0:
+        frame.first = first_column
+    else:
+        frame.a += first_column * step.a_lane
     frame.b = address(block, step.b) + batch_place(step, batch, OF_B)
     frame.sources = 0
     if data.sources == 0:
@@ -270,7 +279,8 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
              step.b_lane, step.b_inner, frame.rows, count, frame.row_panels, 3 * grain,
              grain, 1)
     frame.room = parts(parts(count, per_word), lanes) * lanes
-    source = frame.a + first * step.a_inner
+    ready = step.a_item == 0  # A lies in panels
+    source = frame.a + (part * step.deep if ready else first) * step.a_inner
     most = 2 * lanes * group_of(step)
     column = 0
     while column < columns:
@@ -280,13 +290,16 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
             for i in range(frame.rows):
                 copy_run(place + i * step.ldc * item,
                          bias + i * step.bias_row + column * inner, width, item, inner, item)
-        pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
-             count, frame.column_panels, 2 * lanes, lanes, 0)
+        if ready:
+            frame.column_panels = source + column_place(frame, column)
+        else:
+            pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
+                 count, frame.column_panels, 2 * lanes, lanes, 0)
         if column + width < columns:
-            look_ahead(frame, source + (column + width) * a_step, minimum(most, columns - column - width), count)
+            look_ahead(frame, source + column_place(frame, column + width), minimum(most, columns - column - width), count)
         else:  # the first panel of the next block, or nothing
-            look_ahead(frame, source + deep * step.a_inner, minimum(most, columns),
-                       minimum(deep, step.k - first - deep))
+            look_ahead(frame, source + (step.deep if ready else deep) * step.a_inner + column_place(frame, 0),
+                       minimum(most, columns), minimum(deep, step.k - first - deep))
         frame.columns = width
         frame.target = place
         frame.bias = bias + column * inner if bias != 0 else 0
@@ -301,6 +314,15 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
     return 0
 
 
+def column_place(frame: PackedFrame, column: int) -> int:
+    """Bytes from where the frame's columns begin to one of them, which begins a panel or a half or quarter of it."""
+    step = frame.step
+    if step.a_item == 0:
+        column += frame.first
+        return column // PANEL * step.a_lane + column % PANEL * (step.a_inner // PANEL)
+    return column * step.a_lane
+
+
 def look_ahead(frame: PackedFrame, source: int, size: int, count: int) -> int:
     """Writes into the frame which lines the tiles are to fetch: those of `size` lanes by `count` elements of A,
     if there are any."""
@@ -311,7 +333,10 @@ def look_ahead(frame: PackedFrame, source: int, size: int, count: int) -> int:
     runs = 0
     run = 0
     run_step = 0
-    if inner_step == item:
+    if item == 0:
+        runs = 1
+        run = parts(parts(count, step.per_word) * inner_step, LINE)
+    elif inner_step == item:
         runs = size
         run = parts(count * item, LINE)
         run_step = lane_step
@@ -465,6 +490,7 @@ def multiply_tiles(frame: PackedFrame, count: int, part: int) -> int:
     column_panel = frame.column_panels
     while column < columns:
         width = minimum(2 * lanes, parts(columns - column, lanes) * lanes)
+        frame.fetch.apart = step.a_inner if step.a_item == 0 else 4 * width
         row = 0
         row_panel = frame.row_panels
         while row < rows:
