@@ -24,7 +24,8 @@ MOST_DIMS = 12  # dims of its windows: those of more are PyTorch's
 # `Kind.answers`
 FULL, FEW, MANY, THIN_ONES, OF_ATTENTION, OF_DTYPE = range(6)
 QUESTIONS = 6
-THIN_WAYS = 2 * 2  # "dot" and "spread", and of each the one that reads a narrow matrix
+OVER_PANELS = 2 * 2  # behind "dot" and "spread", and of each the one that reads a wide matrix
+THIN_WAYS = OVER_PANELS + 1
 THIN_COUNTS = gemv.PLACES + 1
 
 

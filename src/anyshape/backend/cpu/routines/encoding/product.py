@@ -44,6 +44,7 @@ from anyshape.backend.cpu.bytecode.template import (
     MANY,
     MOST_DIMS,
     OF_DTYPE,
+    OVER_PANELS,
     QUESTIONS,
     THIN_COUNTS,
     THIN_ONES,
@@ -261,7 +262,10 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     if leading <= 0 or (piece.addend and addend.column != 1 and c.item != addend.item):
         return encode_call(piece.number, out)  # such an addend is written into the result first
     thin = new(Thin)
-    find_thin(kind, left, right, c, thin)
+    if piece.panels:
+        find_few(kind, left, right, c, thin)
+    else:
+        find_thin(kind, left, right, c, thin)
     if thin.function != 0 and not kind.half:
         ours = ask(kind, THIN_ONES)
         if ours < 0:
@@ -496,4 +500,20 @@ def find_thin(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: Thin) ->
     thin.element = element * kind.item
     thin.result = result * kind.item
     thin.result_step = result_step * kind.item
+    return 0
+
+
+def find_few(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: Thin) -> int:
+    """A product of few rows with a matrix that lies in panels (backend/cpu/microkernels/gemv_panels.py)."""
+    if c.rows >= THIN_COUNTS or left.columns == 0 or (left.column != 1 and left.columns != 1):
+        return 0
+    thin.function = kind.thin[THIN_COUNTS * OVER_PANELS + c.rows]
+    thin.second = 0
+    thin.rows = c.columns
+    thin.step = right.column
+    thin.count = c.rows
+    thin.vector = left.row
+    thin.element = 1
+    thin.result = c.row * c.item
+    thin.result_step = c.item
     return 0
