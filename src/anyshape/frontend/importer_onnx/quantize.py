@@ -223,15 +223,23 @@ def matmul_integer(c: Call) -> Any:
 def qlinear_matmul(c: Call) -> Any:
     a, a_scale, _, b, b_scale, _, y_scale, y_zero = (c.value(place) for place in range(8))
     total = c.t.cast(product_of_bytes(c, c.at(0), c.at(2), c.at(3), c.at(5)), "f32")
-    by = c.t.pointwise("div", c.t.pointwise("mul", _column(c, a_scale, a, 2), _column(c, b_scale, b, 1), dtype="f32"),
+    by = c.t.pointwise("div", c.t.pointwise("mul", column(c, a_scale, a, 2), column(c, b_scale, b, 1), dtype="f32"),
                        y_scale, dtype="f32")
     return rounded(c, c.t.pointwise("mul", total, by, dtype="f32"), y_zero, y_zero.tensor.dtype)
 
 
-def _column(c: Call, scale: Value, x: Value, back: int) -> Value:
+def column(c: Call, scale: Value, x: Value, back: int) -> Value:
+    """A scale as it meets a product: one number, or one for each row (back: 2) or column (1) of a factor."""
     if scale.tensor.count == 1 or scale.tensor.rank != 1:
         return c.t.reshape(scale, ()) if scale.tensor.count == 1 else scale  # type: ignore[no-any-return]
     return aligned(c, scale, x, x.tensor.rank - back)
+
+
+def convolution_of_bytes(c: Call, x: int, x_zero: int, w: int, w_zero: int) -> Value:
+    """The convolution of 8-bit numbers less their zero points, in i32; of the operands at these places."""
+    images = less_zero(c, c.value(x), c.value(x_zero) if c.has(x_zero) else None, 1)
+    weights = less_zero(c, c.value(w), c.value(w_zero) if c.has(w_zero) else None, 0)
+    return whole(c, _conv_total(c, images, weights, weight_sums(c, w, w_zero, -weights.tensor.rank)))
 
 
 def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
@@ -242,20 +250,16 @@ def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
 
 @translates("ConvInteger")
 def conv_integer(c: Call) -> Any:
-    x = less_zero(c, c.value(0), c.value(2) if c.has(2) else None, 1)
-    w = less_zero(c, c.value(1), c.value(3) if c.has(3) else None, 0)
-    return whole(c, _conv_total(c, x, w, weight_sums(c, 1, 3, -w.tensor.rank)))
+    return convolution_of_bytes(c, 0, 2, 1, 3)
 
 
 @translates("QLinearConv")
 def qlinear_conv(c: Call) -> Any:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.value(place) for place in range(8))
-    total = c.t.cast(_conv_total(c, less_zero(c, x, x_zero, 1), less_zero(c, w, w_zero, 0),
-                                 weight_sums(c, 3, 5, -w.tensor.rank)), "f64")
+    x_scale, w_scale, y_scale, y_zero = (c.value(place) for place in (1, 4, 6, 7))
+    total = convolution_of_bytes(c, 0, 2, 3, 5)
     count = total.tensor.rank
     if c.has(8):
-        bias = c.value(8)
-        total = c.op("add", total, c.t.reshape(c.t.cast(bias, "f64"), (bias.tensor.shape[0],) + (1,) * (count - 2)))
+        total = c.t.pointwise("add", total, aligned(c, c.value(8), total, 1), dtype="i32")
     scale = c.t.reshape(w_scale, ()) if w_scale.tensor.count == 1 else c.t.reshape(
         w_scale, (w_scale.tensor.shape[0],) + (1,) * (count - 2))
     by = c.t.pointwise("div", c.t.pointwise("mul", c.t.reshape(x_scale, ()), scale, dtype="f32"),
@@ -273,6 +277,6 @@ def dynamic_matmul(c: Call) -> Any:
         a, b, a_scale, b_scale = c.at(0), c.at(1), c.value(2), c.value(3)
         a_zero, b_zero, bias = c.at(4), c.at(5), c.at(6)
     total = c.t.cast(product_of_bytes(c, a, a_zero, b, b_zero), "f32")
-    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, c.tensor(b), 1), dtype="f32")
+    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), column(c, b_scale, c.tensor(b), 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")

@@ -37,6 +37,7 @@ from anyshape.frontend.importer_onnx import (
     spatial,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
+from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
     ROWS,
@@ -205,6 +206,14 @@ class Walk:
         while place < len(self.nodes):
             node = self.nodes[place]
             self.builder.where = str(node)
+            found = self._deferred(node)
+            if found is not None:
+                self._set(node, (found,))
+                place += 1
+                continue
+            for name in node.inputs:
+                if isinstance(self.env.get(name), Deferred):
+                    self._lookup(name, node)
             mark = len(self.builder.nodes), len(self.externs)
             try:
                 results = self._call(node)
@@ -239,6 +248,8 @@ class Walk:
     def _lookup(self, name: str, node: Any) -> Any:
         if not name:
             return None
+        if isinstance(self.env.get(name), Deferred):
+            self.env[name] = floats(self.env[name], self._attempted)
         if name in self.env:
             return self.env[name]
         if name in self.given:
@@ -246,6 +257,29 @@ class Walk:
             return found
         raise InputError(f"the value {name!r} is not there", where=str(node), do="check the model",
                          why="no input, constant or node before it has that name")
+
+    def _deferred(self, node: OnnxNode) -> Any:
+        """What a node gives whose floats nobody has asked for (qdq.py); None: the node takes and gives tensors."""
+        if node.op != "DequantizeLinear" and not any(isinstance(self.env.get(name), Deferred) for name in node.inputs):
+            return None
+        mark = len(self.builder.nodes), len(self.externs)
+        try:
+            inputs = [self.env[name] if isinstance(self.env.get(name), Deferred) else self._lookup(name, node)
+                      for name in node.inputs]
+            if any(isinstance(one, Opaque) for one in inputs):
+                return None
+            found = translated(node, inputs, self._attempted, lambda operands: self._moved(node, operands))
+        except (Decline, VerifyError):
+            found = None
+        if found is None:
+            del self.builder.nodes[mark[0]:]
+            del self.externs[mark[1]:]
+        return found
+
+    def _moved(self, node: OnnxNode, inputs: Sequence[Any]) -> Any:
+        """The result of a node with one for these operands."""
+        found = self._attempted(self._folded, node, inputs) or self._attempted(self._translated, node, inputs)
+        return None if found is None else found[0]
 
     def _call(self, node: OnnxNode) -> tuple[Any, ...]:
         inputs = [self._lookup(name, node) for name in node.inputs]
@@ -274,8 +308,7 @@ class Walk:
         self._inline(node, inputs)
         raise _Host(why)
 
-    def _attempted(self, attempt: Callable[[Call], tuple[Any, ...] | None], node: OnnxNode,
-                   inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def _attempted(self, attempt: Callable[[Call], Any], node: OnnxNode, inputs: Sequence[Any]) -> Any:
         """A translation. Sizes that meet in it are one from here on: a symbol is written as the other one everywhere,
         or, where none can be isolated, tensors are cut to the other's length, which a call is checked for."""
         mark = len(self.builder.nodes), len(self.externs)
