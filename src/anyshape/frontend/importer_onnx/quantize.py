@@ -4,6 +4,8 @@
 """
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,11 @@ from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.matmul import exact_in_f32, matmul, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
-from anyshape.frontend.importer_onnx.spatial import convolved
+from anyshape.frontend.importer_onnx.spatial import convolved, window
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
+from anyshape.ops.convolution import extent
 from anyshape.ops.matmul import into_panels
 from anyshape.sym.expr import Size, product
 
@@ -236,10 +239,56 @@ def column(c: Call, scale: Value, x: Value, back: int) -> Value:
 
 
 def convolution_of_bytes(c: Call, x: int, x_zero: int, w: int, w_zero: int) -> Value:
-    """The convolution of 8-bit numbers less their zero points, in i32; of the operands at these places."""
+    """The convolution of 8-bit numbers less their zero points, in i32; of the operands at these places. By constant
+    weights it is a product of bytes with what the windows see, side by side; channels in groups are done by floats."""
+    weights = c.at(w)
+    single = not c.has(x_zero) or c.kind(x_zero).count == 1
+    if isinstance(weights, Known) and not weights.symbolic and c.attr("group", 1) == 1 and single:
+        return _by_windows(c, c.value(x), c.at(x_zero), weights, c.at(w_zero))
     images = less_zero(c, c.value(x), c.value(x_zero) if c.has(x_zero) else None, 1)
-    weights = less_zero(c, c.value(w), c.value(w_zero) if c.has(w_zero) else None, 0)
-    return whole(c, _conv_total(c, images, weights, weight_sums(c, w, w_zero, -weights.tensor.rank)))
+    kernels = less_zero(c, c.value(w), c.value(w_zero) if c.has(w_zero) else None, 0)
+    return whole(c, _conv_total(c, images, kernels, weight_sums(c, w, w_zero, -kernels.tensor.rank)))
+
+
+def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Any) -> Value:
+    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point."""
+    rank = x.tensor.rank
+    outs, channels, *kernel = weights.shape
+    if x.tensor.shape[1] != channels:
+        raise Mismatch(x.tensor.shape[1], channels)
+    strides, dilations, low, high = window(c, x.tensor.shape[2:], tuple(kernel))
+    x, moved = _moved(c, x, zero, "u8")
+    if isinstance(zero, Known):
+        zero = known(moved_numbers(zero, "u8"), "u8")
+    elif zero is not None:
+        zero = moved
+    x = _around(c, c.t.permute(x, (0, *range(2, rank), 1)), low, high, zero)
+    counts = [extent(n, k, s, 0, a) for n, k, s, a in zip(
+        x.tensor.shape[1:-1], kernel, strides, dilations, strict=True)]
+    parts = []
+    for place in itertools.product(*map(range, kernel)):
+        part = x
+        for dim, (at, count, step, apart) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
+            part = c.t.window(part, dim, at * apart, count, step)
+        parts.append(part)
+    seen = c.op("concat", *parts, dim=rank - 1) if len(parts) > 1 else parts[0]
+    rows = (x.tensor.shape[0], *counts)
+    seen = c.t.reshape(seen, (product(rows), len(parts) * channels))
+    matrix = weights.array.transpose(*range(2, rank), 1, 0).reshape(-1, outs)
+    total = product_of_bytes(c, seen, zero, known(matrix, weights.dtype), weights_zero)
+    return c.t.permute(c.t.reshape(total, (*rows, outs)), (0, rank - 1, *range(1, rank - 1)))  # type: ignore[no-any-return]
+
+
+def _around(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], zero: Any) -> Value:
+    """Images [N, *S, C] of u8 with their zero point around them."""
+    if all(n == 0 for n in (*low, *high)):
+        return x
+    sizes: dict[str, Any] = {"low": (0, *low, 0), "high": (0, *high, 0)}
+    if zero is None or isinstance(zero, Known):
+        return c.op("pad", x, value=0 if zero is None else zero.items()[0], **sizes)
+    inside = c.op("pad", c.t.full(1, x.tensor.shape, "u8"), value=0, **sizes)
+    there = c.t.cast(c.t.reshape(zero, ()), "u8")
+    return c.op("where", c.op("ne", inside, 0), c.op("pad", x, value=0, **sizes), there)
 
 
 def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:

@@ -269,7 +269,7 @@ class Walk:
             if any(isinstance(one, Opaque) for one in inputs):
                 return None
             found = translated(node, inputs, self._attempted, lambda operands: self._moved(node, operands))
-        except (Decline, VerifyError):
+        except (Decline, VerifyError, *_WRONG):  # what is wrong is told where the node is read as it stands
             found = None
         if found is None:
             del self.builder.nodes[mark[0]:]
