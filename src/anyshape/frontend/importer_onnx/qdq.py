@@ -53,8 +53,12 @@ Attempt = Callable[[Callable[[Call], Any], OnnxNode, Sequence[Any]], Any]  # a t
 Rule = Callable[[OnnxNode, Sequence[Any], Attempt], Any]
 
 
-def floats(one: Deferred, attempt: Attempt) -> Value:
-    """The tensor itself."""
+def floats(one: Deferred, attempt: Attempt) -> Any:
+    """The tensor itself; small ones that are known stay so."""
+    if one.kind == NUMBERS and all(part is None or (isinstance(part, Known) and not part.symbolic and part.array.size == 1)
+                                   for part in one.inputs) and one.inputs[1].dtype == "f32":
+        x, scale, zero = (0 if part is None else part.array.reshape(()).astype(np.float32) for part in one.inputs)
+        return known(((x - zero) * scale).reshape(one.inputs[0].shape), "f32")
     if one.kind == NUMBERS:
         return attempt(dequantize, one.node, one.inputs)  # type: ignore[no-any-return]
     return attempt(lambda c: _scaled(c, one.rectified), one.node, one.inputs)  # type: ignore[no-any-return]
