@@ -128,7 +128,7 @@ def _pair(operands: Sequence[Any], axis: int) -> tuple[Any, ...] | None:
     if len(operands) < 2 or not all(isinstance(one, Deferred) and one.kind == NUMBERS for one in operands[:2]):
         return None
     (x, scale, _), (w, scales, _) = operands[0].inputs, operands[1].inputs
-    if _dtype(x) not in BYTES or _dtype(w) not in BYTES or not isinstance(w, Known) or not _single(scale):
+    if _dtype(x) not in BYTES or _dtype(w) not in BYTES or not _single(scale):
         return None
     if any(_dtype(one) != "f32" for one in (scale, scales)) or any(
             one.node.attributes.get("block_size") for one in operands[:2]):
@@ -163,9 +163,11 @@ def _bias(operands: Sequence[Any], given: tuple[Any, ...]) -> Any:
 def _product(node: OnnxNode, operands: Sequence[Any], attempt: Attempt) -> Any:
     turned = node.op == "Gemm" and bool(node.attributes.get("transB", 0))
     given = _pair(operands, 0 if turned else -1)
-    if given is None or _rank(given[3]) != 2 or (node.op == "Gemm" and (
+    if given is None or (not _single(given[4]) and _rank(given[3]) != 2) or (node.op == "Gemm" and (
             node.attributes.get("transA", 0) or node.attributes.get("alpha", 1.0) != 1.0
             or node.attributes.get("beta", 1.0) != 1.0)):
+        return None
+    if turned and not isinstance(given[3], Known):
         return None
     if turned:
         given = (*given[:3], known(given[3].array.T, given[3].dtype), *given[4:])
@@ -182,7 +184,7 @@ def _product_sums(c: Call) -> Any:
 
 def _convolution(node: OnnxNode, operands: Sequence[Any], attempt: Attempt) -> Any:
     given = _pair(operands, 0)
-    if given is None:
+    if given is None or not isinstance(given[3], Known):
         return None
     return _sums(node, attempt, (*given, _bias(operands, given)), _convolution_sums)
 
