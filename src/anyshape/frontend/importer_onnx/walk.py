@@ -21,6 +21,7 @@ import torch
 
 from anyshape import ops
 from anyshape.backend.interface import Target
+from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
@@ -56,6 +57,7 @@ from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType, kind_of
+from anyshape.passes.dce import dce
 from anyshape.sym.expr import Expr, Size, coefficient_of, divide, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
@@ -497,8 +499,18 @@ class Walk:
                 values.append(self._result(found))
         graph = self.builder.finish(tuple(values))
         check_bound(graph)
-        return Imported(graph, tuple(self.takes), tuple(gives), fixed, self.constants, self.externs,
+        graph, constants = self._needed(graph)
+        return Imported(graph, tuple(self.takes), tuple(gives), fixed, constants, self.externs,
                         list(self.equal.items()), tuple(self.needs), cut, place, left, renames)
+
+    def _needed(self, graph: Graph) -> tuple[Graph, list[torch.Tensor]]:
+        """The graph without constants that nothing reads: weights in another form, and floats that nobody asked for."""
+        graph = dce(graph, Config())
+        read = {value.name for node in graph.nodes for value in node.values()} | {one.name for one in graph.roots()}
+        first = len(graph.inputs) - len(self.constants)  # constants stand behind what a call brings
+        kept = [place for place, value in enumerate(graph.inputs[first:]) if value.name in read]
+        inputs = (*graph.inputs[:first], *(graph.inputs[first + place] for place in kept))
+        return dataclasses.replace(graph, inputs=inputs), [self.constants[place] for place in kept]
 
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):
