@@ -19,7 +19,7 @@ from anyshape.runtime.call.program import Program
 from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.runtime.memory.pools import Block
 from anyshape.runtime.numpy_ops import call
-from anyshape.runtime.numpy_ops.convolution import direct
+from anyshape.runtime.numpy_ops.convolution import byte_conv, direct
 from anyshape.runtime.numpy_ops.groups import grouped, grouped_conv, routing
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.sym.expr import Expr, evaluate
@@ -207,6 +207,7 @@ STEPS: dict[str, Callable[[str, dict[str, Any], list[Array], tuple[int, ...]], t
     "matmul_bytes": lambda op, attrs, operands, shape: (bytes_product(attrs, *operands),),
     "attention": lambda op, attrs, operands, shape: attention(attrs, operands),
     "direct_conv": lambda op, attrs, operands, shape: (direct(attrs, operands),),
+    "conv_bytes": lambda op, attrs, operands, shape: (byte_conv(attrs, *operands),),
     "grouped_conv": lambda op, attrs, operands, shape: (grouped_conv(attrs, operands, shape),),
     **dict.fromkeys(GROUPED, lambda op, attrs, operands, shape: (grouped(op, attrs, operands),)),
     **dict.fromkeys(ROUTING, lambda op, attrs, operands, shape: routing(op, attrs, operands[0], shape[0])),

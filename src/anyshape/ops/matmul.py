@@ -81,8 +81,8 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     columns = attrs.get("columns")
     if columns is not None:
         inner = a.shape[-1]
-        if not (isinstance(columns, int) and isinstance(inner, int) and a.rank == 2 and b.shape == (
-                -(-columns // PANEL), -(-inner // WORD), PANEL, WORD)):
+        if not (isinstance(columns, int) and isinstance(inner, int) and a.rank == 2
+                and b.shape == panels_of(inner, columns)):
             fail(name, f"{b} are no panels of {columns} columns, as {a} wants them")
         return (TensorType("i32", (a.shape[0], columns), None, same_device(name, (a, b))),)
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
@@ -91,6 +91,11 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 
 
 PANEL, WORD = 32, 4  # columns of a panel; elements along K side by side
+
+
+def panels_of(inner: int, columns: int) -> tuple[int, ...]:
+    """The shape of a matrix [inner, columns] in panels."""
+    return -(-columns // PANEL), -(-inner // WORD), PANEL, WORD
 
 
 def into_panels(b: np.ndarray) -> np.ndarray:

@@ -28,8 +28,8 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices, and one of 8-bit numbers is one already
-(frontend/importer_onnx/quantize.py): its permute sinks, too; channels by themselves (depthwise) become a kernel, a sum of products. A
+element becomes a product of matrices, and behind one of 8-bit numbers a
+permute stands already (frontend/importer_onnx/quantize.py), which sinks, too; channels by themselves (depthwise) become a kernel, a sum of products. A
 permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
 permute.
@@ -126,15 +126,14 @@ def _call(node: Node) -> _Call | None:
 
 
 def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
-    """Is this the permute behind a convolution of 8-bit numbers, which is a product of matrices and what is elementwise
-    behind it?"""
+    """Is this the permute behind a convolution of 8-bit numbers, and what is elementwise behind it?"""
     if node.op != "permute" or len(_dims(node)) < 3 or _dims(node) != _orders(len(_dims(node)))[1]:
         return False
     below = maker(node.inputs[0]) if isinstance(node.inputs[0], Value) else None
     while below is not None and (below.op == "reshape" or row(below).kind == "pointwise"):
         first = below.inputs[0]
         below = maker(first) if isinstance(first, Value) else None
-    return below is not None and below.op == "matmul_bytes"
+    return below is not None and below.op == "conv_bytes"
 
 
 def _fit(node: Node, groups: int) -> bool:

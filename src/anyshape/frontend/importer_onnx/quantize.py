@@ -4,7 +4,6 @@
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -240,52 +239,65 @@ def column(c: Call, scale: Value, x: Value, back: int) -> Value:
 
 def convolution_of_bytes(c: Call, x: int, x_zero: int, w: int, w_zero: int) -> Value:
     """The convolution of 8-bit numbers less their zero points, in i32; of the operands at these places. By constant
-    weights it is a product of bytes with what the windows see, side by side; channels in groups are done by floats."""
-    weights = c.at(w)
+    weights over one or two dims it is a routine of our own; channels in groups and volumes are done by floats."""
+    known_weights = all(isinstance(one, Known) and not one.symbolic for one in (c.at(w), c.at(w_zero))
+                        if one is not None)
     single = not c.has(x_zero) or c.kind(x_zero).count == 1
-    if isinstance(weights, Known) and not weights.symbolic and c.attr("group", 1) == 1 and single:
-        return _by_windows(c, c.value(x), c.at(x_zero), weights, c.at(w_zero))
+    if known_weights and single and c.attr("group", 1) == 1 and c.rank(x) in (3, 4):
+        return _by_windows(c, c.value(x), c.at(x_zero), c.at(w), c.at(w_zero))
     images = less_zero(c, c.value(x), c.value(x_zero) if c.has(x_zero) else None, 1)
     kernels = less_zero(c, c.value(w), c.value(w_zero) if c.has(w_zero) else None, 0)
     return whole(c, _conv_total(c, images, kernels, weight_sums(c, w, w_zero, -kernels.tensor.rank)))
 
 
-def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Any) -> Value:
-    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point."""
+def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Known | None) -> Value:
+    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point; zero points are
+    taken off as in `product_of_bytes`."""
     rank = x.tensor.rank
     outs, channels, *kernel = weights.shape
     if x.tensor.shape[1] != channels:
         raise Mismatch(x.tensor.shape[1], channels)
     strides, dilations, low, high = window(c, x.tensor.shape[2:], tuple(kernel))
-    x, moved = _moved(c, x, zero, "u8")
-    if isinstance(zero, Known):
-        zero = known(moved_numbers(zero, "u8"), "u8")
-    elif zero is not None:
-        zero = moved
-    x = _around(c, c.t.permute(x, (0, *range(2, rank), 1)), low, high, zero)
-    counts = [extent(n, k, s, 0, a) for n, k, s, a in zip(
-        x.tensor.shape[1:-1], kernel, strides, dilations, strict=True)]
-    parts = []
-    for place in itertools.product(*map(range, kernel)):
-        part = x
-        for dim, (at, count, step, apart) in enumerate(zip(place, counts, strides, dilations, strict=True), 1):
-            part = c.t.window(part, dim, at * apart, count, step)
-        parts.append(part)
-    seen = c.op("concat", *parts, dim=rank - 1) if len(parts) > 1 else parts[0]
-    rows = (x.tensor.shape[0], *counts)
-    seen = c.t.reshape(seen, (product(rows), len(parts) * channels))
-    matrix = weights.array.transpose(*range(2, rank), 1, 0).reshape(-1, outs)
-    total = product_of_bytes(c, seen, zero, known(matrix, weights.dtype), weights_zero)
-    return c.t.permute(c.t.reshape(total, (*rows, outs)), (0, rank - 1, *range(1, rank - 1)))  # type: ignore[no-any-return]
+    number = MOVES.get((x.tensor.dtype, "u8"), 0) if zero is None else (
+        int(moved_numbers(zero, "u8").reshape(())) if isinstance(zero, Known) else None)
+    x, p = _moved(c, x, zero, "u8")
+    x = _around(c, c.t.permute(x, (0, *range(2, rank), 1)), low, high, number, p)
+    numbers = moved_numbers(weights, "i8")
+    matrix = numbers.transpose(*range(2, rank), 1, 0).reshape(-1, outs)
+    ones = (1,) * (4 - rank)  # a line is an image of one line
+    images = c.t.reshape(x, (x.tensor.shape[0], *ones, *x.tensor.shape[1:]))
+    settings: dict[str, Any] = {"kernel": (*ones, *kernel), "stride": (*ones, *strides), "dilation": (*ones, *dilations)}
+
+    def seen(by: np.ndarray) -> Value:
+        found = c.op("conv_bytes", images, c.constant(into_panels(by), "i8"), columns=by.shape[1], **settings)
+        return c.t.reshape(found, (found.tensor.shape[0], *found.tensor.shape[1 + len(ones):]))  # type: ignore[no-any-return]
+
+    def less(total: Value, by: Any, times: Any) -> Value:
+        return c.t.pointwise("sub", total, c.t.pointwise("mul", by, times, dtype="i32"), dtype="i32")  # type: ignore[no-any-return]
+
+    def constant(numbers: np.ndarray) -> Value:
+        return c.tensor(known(numbers.astype(np.int32), "i32"))
+
+    total = seen(matrix)
+    away = np.int64(MOVES.get((weights.dtype, "i8"), 0)) + (
+        0 if weights_zero is None else weights_zero.array.astype(np.int64).reshape(-1))
+    # without the terms p * q, what is taken off the sums is p times the sums of weights less their zero points
+    sums = matrix.astype(np.int64).sum(0) - len(matrix) * away
+    if p is not None:
+        total = less(total, c.t.reshape(p, ()), constant(sums))
+    if away.any():
+        total = less(total, seen(np.ones((len(matrix), 1), np.int8)), constant(np.broadcast_to(away, outs)))
+    return c.t.permute(total, (0, rank - 1, *range(1, rank - 1)))  # type: ignore[no-any-return]
 
 
-def _around(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], zero: Any) -> Value:
-    """Images [N, *S, C] of u8 with their zero point around them."""
+def _around(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], number: int | None,
+            zero: Value | None) -> Value:
+    """Images [N, *S, C] of u8 with their zero point around them; number: None where a call finds it."""
     if all(n == 0 for n in (*low, *high)):
         return x
     sizes: dict[str, Any] = {"low": (0, *low, 0), "high": (0, *high, 0)}
-    if zero is None or isinstance(zero, Known):
-        return c.op("pad", x, value=0 if zero is None else zero.items()[0], **sizes)
+    if number is not None or zero is None:
+        return c.op("pad", x, value=number, **sizes)
     inside = c.op("pad", c.t.full(1, x.tensor.shape, "u8"), value=0, **sizes)
     there = c.t.cast(c.t.reshape(zero, ()), "u8")
     return c.op("where", c.op("ne", inside, 0), c.op("pad", x, value=0, **sizes), there)

@@ -118,6 +118,10 @@ class Call:
             elif isinstance(step, LibraryStep) and step.op == "direct_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(direct_conv_by_torch(dict(step.attrs), operands))
+            elif isinstance(step, LibraryStep) and step.op == "conv_bytes":
+                x, w = (self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False))
+                found = byte_conv(dict(step.attrs), x.cpu().numpy(), w.cpu().numpy())
+                self.tensor(step.outputs[0], views[-1]).copy_(torch.from_numpy(found))
             elif isinstance(step, LibraryStep) and step.op in ROUTING:
                 self._routing(step, views)
             elif isinstance(step, LibraryStep):

@@ -20,6 +20,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ops.matmul import from_panels
 from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.ops.routing import ROUTING
+from anyshape.runtime.numpy_ops.convolution import byte_conv
 from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
 from anyshape.runtime.torch_ops.fallbacks import (
@@ -301,6 +302,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", a, x),
     "attention": lambda a, *x: by_torch("attention", a, x),
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
+    "conv_bytes": lambda a, x, w: torch.from_numpy(byte_conv(a, x.cpu().numpy(), w.cpu().numpy())).to(x.device),
     "recurrence": lambda a, *x: recurrence_by_torch(a, x),
     **{name: functools.partial(routing_by_torch, name) for name in ROUTING},
 }

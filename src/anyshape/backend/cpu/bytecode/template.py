@@ -17,7 +17,7 @@ from anyshape.backend.cpu.microkernels import gemv
 from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
-WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, SERIES, FINISHED = range(10)
+WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, SERIES, FINISHED, BYTE_CONV = range(11)
 MOST_BODY = 320  # words of the body of a piece that is patched before it is encoded
 MOST_DIMS = 12  # dims of its windows: those of more are PyTorch's
 # questions to the autotuner (backend/cpu/autotune.py), which measures when a program first asks: in the order of
@@ -137,6 +137,20 @@ class DirectConvPiece(Struct):
     windows: Annotated[Array[i64], Inline(0)]
 
 
+class ByteConvPiece(Struct):
+    """A convolution of 8-bit numbers."""
+
+    kind: Kind
+    number: i64
+    kernel_y: i64
+    kernel_x: i64
+    stride_y: i64
+    stride_x: i64
+    dilation_y: i64
+    dilation_x: i64
+    windows: Annotated[Array[i64], Inline(0)]  # of x, w and the result
+
+
 class RegimesPiece(Struct):
     """Versions of a kernel: the first whose conditions are all at least 0 is taken."""
 
@@ -197,4 +211,6 @@ def most_words(kind: int, body: Sequence[Word]) -> int:
         return words_of(host.CopyStep) + MOST_DIMS * words_of(host.CopyDim)
     if kind == ATTENTION:
         return words_of(host.AttentionStep)
+    if kind == BYTE_CONV:
+        return words_of(host.ByteConvStep)
     return words_of(host.DirectConvStep) if kind == DIRECT_CONV else len(body)

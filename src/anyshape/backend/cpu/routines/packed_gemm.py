@@ -39,6 +39,7 @@ from anyshape.backend.cpu.bytecode.format import (
     PACKED_WIDE,
     PARALLEL_FLOPS,
     Block,
+    ByteConvStep,
     Functions,
     PackedProduct,
 )
@@ -74,6 +75,7 @@ class PackedWork(Struct):
     blocks: i64
     members: i64
     sources: i64  # 0, or the order in which the rows of B are read
+    windows: ByteConvStep  # 0, or where the elements of the rows of B are
 
 
 class Fetch(Struct):
@@ -102,6 +104,9 @@ class PackedFrame(Struct):
     first: i64  # which column lies there; 0, too, where it does not count
     b: i64
     sources: i64  # of these rows; 0: one after the other
+    windows: ByteConvStep  # 0, or where the elements of the rows are; the first row, and the first element to be packed
+    row: i64
+    element: i64
     gathered: i64  # where rows are gathered before they are packed
     row_panels: i64
     column_panels: i64
@@ -116,6 +121,17 @@ def run_packed(block: Block, step: PackedProduct) -> int:
     columns of blocks of rows."""
     data = new(PackedWork)
     threads = packed_threads(block, step, data)
+    if threads > 0:
+        parallel_for(block, packed_share, data, threads)
+    return 0
+
+
+def run_byte_conv(block: Block, step: ByteConvStep) -> int:
+    """A convolution of 8-bit numbers: a product, of which the rows are found in the images as they are packed."""
+    data = new(PackedWork)
+    threads = packed_threads(block, step.product, data)
+    data.windows = step
+    data.members = 1
     if threads > 0:
         parallel_for(block, packed_share, data, threads)
     return 0
@@ -237,10 +253,12 @@ def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, f
         frame.a += first_column * step.a_lane
     frame.b = address(block, step.b) + batch_place(step, batch, OF_B)
     frame.sources = 0
-    if data.sources == 0:
-        frame.b += first_row * step.b_lane
-    else:
+    frame.windows = data.windows
+    frame.row = first_row
+    if data.sources != 0:
         frame.sources = data.sources + 8 * first_row
+    elif data.windows == 0:
+        frame.b += first_row * step.b_lane
     frame.gathered = scratch + step.scratch
     if step.bias.slot >= 0:
         frame.bias = (address(block, step.bias) + batch_place(step, batch, OF_BIAS)
@@ -274,6 +292,7 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
     count = minimum(deep, step.k - first)
     lanes = step.lanes
     grain = step.grain
+    frame.element = first
     if new != 0:
         pack(frame, frame.b + first * step.b_inner, step.b_item,
              step.b_lane, step.b_inner, frame.rows, count, frame.row_panels, 3 * grain,
@@ -382,7 +401,9 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
     step = frame.step
     lanes = step.lanes
     way = PACKED_ANY
-    gathered = frame.sources if rows != 0 else 0
+    gathered = 0
+    if rows != 0:
+        gathered = frame.windows if frame.windows != 0 else frame.sources
     if inner_step == item or gathered != 0:
         way = PACKED_TURN
     elif lane_step == item:
@@ -417,8 +438,12 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
                 inner_apart = inner_step
                 if gathered != 0:
                     place = frame.gathered
-                    lane_apart = gather_rows(frame, source, item, inner_step, lane, minimum(lanes, end - lane),
-                                             minimum(chunk, count - part))
+                    size_now = minimum(chunk, count - part)
+                    if frame.windows != 0:
+                        lane_apart = gather_windows(frame, lane, minimum(lanes, end - lane), part, size_now)
+                    else:
+                        lane_apart = gather_rows(frame, source, item, inner_step, lane, minimum(lanes, end - lane),
+                                                 size_now)
                     inner_apart = item
                 call_void(function, place, lane_apart, inner_apart, minimum(lanes, end - lane),
                           minimum(chunk, count - part), panel + lane_room * (lane - first) + word_room * words_before,
@@ -439,6 +464,30 @@ def gather_rows(frame: PackedFrame, source: int, item: int, inner_step: int, fir
     for i in range(count):
         row = source + load64(frame.sources + 8 * (first + i)) * frame.step.b_lane
         copy_elements(frame.gathered + i * apart, row, inner, item, inner_step)
+    return apart
+
+
+def gather_windows(frame: PackedFrame, first: int, count: int, begin: int, inner: int) -> int:
+    """What the windows at so many positions of the frame see, from element `begin` of the block on, side by side;
+    bytes from one to the next."""
+    step = frame.windows
+    apart = inner + LINE
+    for i in range(count):
+        position = frame.row + first + i
+        line = position // step.out_x
+        source = (frame.b + line // step.out_y * step.image + line % step.out_y * step.down
+                  + position % step.out_x * step.across)
+        target = frame.gathered + i * apart
+        run = (frame.element + begin) // step.run
+        skip = (frame.element + begin) % step.run
+        left = inner
+        while left > 0:
+            size = minimum(step.run - skip, left)
+            copy_bytes(target, source + run // step.wide * step.apart_y + run % step.wide * step.apart_x + skip, size)
+            target += size
+            left -= size
+            skip = 0
+            run += 1
     return apart
 
 

@@ -21,6 +21,7 @@ from anyshape.backend.cpu.bytecode.format import (
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
     ATTENTION,
+    BYTE_CONV,
     COPY,
     FINISHED,
     GIVEN,
@@ -29,6 +30,7 @@ from anyshape.backend.cpu.bytecode.template import (
     REGIMES,
     WORDS,
     AttentionPiece,
+    ByteConvPiece,
     CopyPiece,
     DirectConvPiece,
     FinishedPiece,
@@ -40,6 +42,7 @@ from anyshape.backend.cpu.bytecode.template import (
 from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
 from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
 from anyshape.backend.cpu.routines.encoding.attention import encode_attention
+from anyshape.backend.cpu.routines.encoding.byte_conv import encode_byte_conv
 from anyshape.backend.cpu.routines.encoding.copy import encode_copy
 from anyshape.backend.cpu.routines.encoding.direct_conv import encode_direct_conv
 from anyshape.backend.cpu.routines.encoding.product import encode_product
@@ -120,6 +123,8 @@ def fill_step(piece: Piece, values: Array[i64], out: Array[i64]) -> int:
         return encode_attention(AttentionPiece(body), out)
     if kind == COPY:
         return encode_copy(CopyPiece(body), out)
+    if kind == BYTE_CONV:
+        return encode_byte_conv(ByteConvPiece(body), out)
     return encode_direct_conv(DirectConvPiece(body), out)
 
 
