@@ -28,8 +28,8 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices, and behind one of 8-bit numbers a
-permute stands already (frontend/importer_onnx/quantize.py), which sinks, too; channels by themselves (depthwise) become a kernel, a sum of products. A
+element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products; behind
+convolutions of 8-bit numbers a permute stands already (frontend/importer_onnx/quantize.py), which sinks, too. A
 permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
 permute.
@@ -64,8 +64,8 @@ def channels_last(graph: Graph, config: Config) -> Graph:
     tape = [value for value in graph.restored if isinstance(value.type, TensorType) and lies_last(value.tensor)]
     calls = [call for node in graph.nodes if (call := _call(node)) is not None]
     makers = {value.name: node for node in graph.nodes for value in node.outputs}
-    products = any(_of_bytes(node, lambda one: makers.get(one.name)) for node in graph.nodes)
-    if (not tape and not calls and not products) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
+    of_bytes = any(_of_bytes(node, lambda one: makers.get(one.name)) for node in graph.nodes)
+    if not (tape or calls or of_bytes) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
         return graph
     sinking = _Sinking(config.products != "library" and not (graph.saved or graph.restored))
     replay = Replay(graph, sinking.rewrite, sinking.follow)

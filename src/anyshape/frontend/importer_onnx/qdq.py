@@ -55,10 +55,12 @@ Rule = Callable[[OnnxNode, Sequence[Any], Attempt], Any]
 
 def floats(one: Deferred, attempt: Attempt) -> Any:
     """The tensor itself; small ones that are known stay so."""
-    if one.kind == NUMBERS and all(part is None or (isinstance(part, Known) and not part.symbolic and part.array.size == 1)
-                                   for part in one.inputs) and one.inputs[1].dtype == "f32":
-        x, scale, zero = (0 if part is None else part.array.reshape(()).astype(np.float32) for part in one.inputs)
-        return known(((x - zero) * scale).reshape(one.inputs[0].shape), "f32")
+    if one.kind == NUMBERS and all(part is None or (isinstance(part, Known) and not part.symbolic and
+                                                    part.array.size == 1) for part in one.inputs):
+        x, scale, zero = (np.float32(0) if part is None else part.array.reshape(()).astype(np.float32)
+                          for part in one.inputs)
+        if one.inputs[1].dtype == "f32":
+            return known(np.asarray((x - zero) * scale, np.float32).reshape(one.inputs[0].shape), "f32")
     if one.kind == NUMBERS:
         return attempt(dequantize, one.node, one.inputs)  # type: ignore[no-any-return]
     return attempt(lambda c: _scaled(c, one.rectified), one.node, one.inputs)  # type: ignore[no-any-return]
@@ -92,7 +94,7 @@ def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved:
 def _moved(node: OnnxNode, first: Deferred, operands: Sequence[Any], moved: Callable[[Sequence[Any]], Any]) -> Any:
     x, scale, zero = first.inputs
     made = first.node
-    if "block_size" in made.attributes and made.attributes["block_size"]:
+    if made.attributes.get("block_size"):
         return None
     dims = node.attributes.get("perm")
     rank = _rank(x)

@@ -17,7 +17,6 @@ from anyshape.frontend.importer_onnx.spatial import convolved, window
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
-from anyshape.ops.convolution import extent
 from anyshape.ops.matmul import into_panels
 from anyshape.sym.expr import Size, product
 
@@ -190,7 +189,8 @@ def by_panels(c: Call, left: Value, right: np.ndarray) -> Value:
         raise Mismatch(left.tensor.shape[-1], right.shape[0])
     rows = c.t.reshape(left, (product(lead), right.shape[0]))
     panels = c.constant(into_panels(right), "i8")
-    return c.t.reshape(c.op("matmul_bytes", rows, panels, columns=columns), (*lead, columns))  # type: ignore[no-any-return]
+    found = c.op("matmul_bytes", rows, panels, columns=columns)
+    return c.t.reshape(found, (*lead, columns))  # type: ignore[no-any-return]
 
 
 def moved_numbers(operand: Known, wanted: str) -> np.ndarray:
@@ -251,8 +251,8 @@ def convolution_of_bytes(c: Call, x: int, x_zero: int, w: int, w_zero: int) -> V
 
 
 def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Known | None) -> Value:
-    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point; zero points are
-    taken off as in `product_of_bytes`."""
+    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point; zero points
+    are taken off as in `product_of_bytes`."""
     rank = x.tensor.rank
     outs, channels, *kernel = weights.shape
     if x.tensor.shape[1] != channels:
@@ -266,14 +266,17 @@ def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Know
     matrix = numbers.transpose(*range(2, rank), 1, 0).reshape(-1, outs)
     ones = (1,) * (4 - rank)  # a line is an image of one line
     images = c.t.reshape(x, (x.tensor.shape[0], *ones, *x.tensor.shape[1:]))
-    settings: dict[str, Any] = {"kernel": (*ones, *kernel), "stride": (*ones, *strides), "dilation": (*ones, *dilations)}
+    settings: dict[str, Any] = {"kernel": (*ones, *kernel), "stride": (*ones, *strides),
+                                "dilation": (*ones, *dilations)}
 
     def seen(by: np.ndarray) -> Value:
         found = c.op("conv_bytes", images, c.constant(into_panels(by), "i8"), columns=by.shape[1], **settings)
-        return c.t.reshape(found, (found.tensor.shape[0], *found.tensor.shape[1 + len(ones):]))  # type: ignore[no-any-return]
+        shape = found.tensor.shape
+        return c.t.reshape(found, (shape[0], *shape[1 + len(ones):]))  # type: ignore[no-any-return]
 
     def less(total: Value, by: Any, times: Any) -> Value:
-        return c.t.pointwise("sub", total, c.t.pointwise("mul", by, times, dtype="i32"), dtype="i32")  # type: ignore[no-any-return]
+        away = c.t.pointwise("mul", by, times, dtype="i32")
+        return c.t.pointwise("sub", total, away, dtype="i32")  # type: ignore[no-any-return]
 
     def constant(numbers: np.ndarray) -> Value:
         return c.tensor(known(numbers.astype(np.int32), "i32"))

@@ -70,12 +70,11 @@ class _Panels(Routine):
         code.open_if(code.compare("ne", rest, number(0)))
         add(words, 0, code.first_lanes(rest, WORD))
         code.close_section()
-        for i, result in enumerate(results):
-            for v in range(VECTORS):
-                parts = [self.get(slot, "i32") for slot in sums[i][v]]
-                while len(parts) > 1:
-                    parts = [code.binary("add", one, two) for one, two in zip(parts[::2], parts[1::2], strict=True)]
-                self.set(sums[i][v][0], parts[0])
+        for slots in (slots for one in sums for slots in one):
+            parts = [self.get(slot, "i32") for slot in slots]
+            while len(parts) > 1:
+                parts = [code.binary("add", one, two) for one, two in zip(parts[::2], parts[1::2], strict=True)]
+            self.set(slots[0], parts[0])
         for test, masked in (("sle", False), ("sgt", True)):
             code.open_if(code.compare(test, self.plus(j, VECTORS * lanes), end))
             for i, result in enumerate(results):

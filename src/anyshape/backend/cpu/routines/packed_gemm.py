@@ -315,7 +315,8 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
             pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
                  count, frame.column_panels, 2 * lanes, lanes, 0)
         if column + width < columns:
-            look_ahead(frame, source + column_place(frame, column + width), minimum(most, columns - column - width), count)
+            look_ahead(frame, source + column_place(frame, column + width), minimum(most, columns - column - width),
+                       count)
         else:  # the first panel of the next block, or nothing
             look_ahead(frame, source + (step.deep if ready else deep) * step.a_inner + column_place(frame, 0),
                        minimum(most, columns), minimum(deep, step.k - first - deep))
@@ -438,12 +439,8 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
                 inner_apart = inner_step
                 if gathered != 0:
                     place = frame.gathered
-                    size_now = minimum(chunk, count - part)
-                    if frame.windows != 0:
-                        lane_apart = gather_windows(frame, lane, minimum(lanes, end - lane), part, size_now)
-                    else:
-                        lane_apart = gather_rows(frame, source, item, inner_step, lane, minimum(lanes, end - lane),
-                                                 size_now)
+                    lane_apart = gather(frame, source, item, inner_step, lane, minimum(lanes, end - lane), part,
+                                        minimum(chunk, count - part))
                     inner_apart = item
                 call_void(function, place, lane_apart, inner_apart, minimum(lanes, end - lane),
                           minimum(chunk, count - part), panel + lane_room * (lane - first) + word_room * words_before,
@@ -454,6 +451,14 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
         source += chunk * inner_step
         part += chunk
     return 0
+
+
+def gather(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int, begin: int,
+           inner: int) -> int:
+    """Brings so many rows side by side, so many elements of each; bytes from one to the next."""
+    if frame.windows != 0:
+        return gather_windows(frame, first, count, begin, inner)
+    return gather_rows(frame, source, item, inner_step, first, count, inner)
 
 
 def gather_rows(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int,

@@ -1,7 +1,7 @@
 """Native bytecode encoder of convolutions of 8-bit numbers: the words that the host reads
 (backend/cpu/routines/packed_gemm.py), or a call of PyTorch.
 
-    conv_bytes(x [N, H, W, C], w in panels)  -->  BYTE_CONV, ..., a product of N*T rows with w, where a row's elements are
+    conv_bytes(x [N, H, W, C], w in panels)  -->  BYTE_CONV, ..., a product of a row a position with w, images, runs
 
 A row is what a window sees: a run of KW*C bytes for each line of it; of C bytes for each place, where there are gaps.
 """

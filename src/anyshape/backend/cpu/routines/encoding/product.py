@@ -226,7 +226,10 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
         spread = words(MOST_DIMS)
         spread_strides(window.numbers, tail(window.numbers, window.rank), window.rank, sizes, rank, spread)
         take_matrix(addend, window, sizes, spread, rank, one_row, one_column, sizes, dims)
-    return encode_matrices(piece, a, b, c, addend, sizes, dims, out)
+    length = encode_matrices(piece, a, b, c, addend, sizes, dims, out)
+    if piece.panels and length > 0 and out[0] == PRODUCT:
+        PackedProduct(out).a_item = 0
+    return length
 
 
 def are_panels(left: Window, right: Window, result: Window) -> int:
@@ -262,10 +265,7 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     if leading <= 0 or (piece.addend and addend.column != 1 and c.item != addend.item):
         return encode_call(piece.number, out)  # such an addend is written into the result first
     thin = new(Thin)
-    if piece.panels:
-        find_few(kind, left, right, c, thin)
-    else:
-        find_thin(kind, left, right, c, thin)
+    find_thin(piece, left, right, c, thin)
     if thin.function != 0 and not kind.half:
         ours = ask(kind, THIN_ONES)
         if ours < 0:
@@ -286,8 +286,6 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
         length = by_vectors(thin, LibraryProduct(out))
     if length == 0 and (plain or kind.half):
         length = by_panels(kind, left, right, c, PackedProduct(out))
-        if piece.panels:
-            PackedProduct(out).a_item = 0
     if length == 0:
         return encode_call(piece.number, out)
     encode_head(piece, head, left, right, c, addend, leading, batches, loops.count)
@@ -461,9 +459,12 @@ def by_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, step: PackedPr
     return PACKED_WORDS
 
 
-def find_thin(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: Thin) -> int:
+def find_thin(piece: ProductPiece, left: Matrix, right: Matrix, c: Matrix, thin: Thin) -> int:
     """A product of a matrix with few vectors: the rows of the left operand, or the columns of the right one. It is
     result (vectors x results) = vectors (vectors x k) times matrix (k x results)."""
+    kind = piece.kind
+    if piece.panels:
+        return find_few(kind, left, right, c, thin)
     second = c.rows > c.columns  # in the library's terms, where our left operand is operand B
     count = c.columns if second else c.rows
     if left.columns == 0 or count > kind.most_vectors:
