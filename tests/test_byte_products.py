@@ -15,7 +15,8 @@ import pytest
 import anyshape
 from anyshape.backend.cpu.llvm import half_precision, jit
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
-from anyshape.backend.cpu.microkernels import gemm
+from anyshape.backend.cpu.microkernels import gemm, gemv
+from anyshape.ops.matmul import from_panels, into_panels
 
 X86 = host().triple.startswith("x86_64")
 
@@ -68,7 +69,7 @@ def test_every_routine_of_panels(target: Machine) -> None:
         exact = x.astype(np.int32) @ y.astype(np.int32)
         for add in (0, 1):
             sums = np.full((rows, columns), 2**31 - 1, np.int32)  # what is added wraps around
-            ahead = (ctypes.c_int64 * 7)(sums.ctypes.data, 0, 1, 0, 3, sums.ctypes.data, 4 * columns)
+            ahead = (ctypes.c_int64 * 8)(sums.ctypes.data, 0, 1, 0, 3, sums.ctypes.data, 4 * columns, 4 * columns)
             call(f"tile_u8_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
                  4 * columns, add, ctypes.addressof(ahead))
             with np.errstate(over="ignore"):
@@ -88,6 +89,28 @@ def test_which_instructions_multiply() -> None:
     for target in targets():
         text = gemm.emit_packed(target, ("u8",))
         assert ("vpdpbusd" in text) == half_precision.vnni(target) and ("pmadd" in text) != half_precision.vnni(target)
+
+
+@pytest.mark.skipif(not X86, reason="older x86 processors")
+@pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-vnni' * half_precision.vnni(t)}")
+def test_every_routine_over_panels(target: Machine) -> None:
+    """A part of the results only; rests of words, of panels and of their halves."""
+    draw = np.random.default_rng(0)
+    names = [name for name in gemv.routines() if "_u8" in name]
+    routines = jit.load(gemv.emit_thin(target, ("u8",)), names, target)
+    for count, inner, (begin, end) in itertools.product(
+            range(1, 9), (0, 1, 3, 4, 37, 130), ((0, 5), (32, 101), (64, 96))):
+        x = draw.integers(0, 256, (count, inner), np.uint8)
+        y = draw.integers(-128, 128, (inner, 101), np.int8)
+        found = np.full((count, 101), 77, np.int32)
+        panels = into_panels(y)
+        np.testing.assert_array_equal(from_panels(panels, inner, 101), y)
+        rows = [min(i, count - 1) for i in range(gemv.PLACES)]
+        places = np.array([*(x[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv.over_panels(count)])(
+            panels.ctypes.data, panels.strides[0], inner, begin, end, places.ctypes.data, 1, 4, 0)
+        np.testing.assert_array_equal(found[:, begin:end], (x.astype(np.int32) @ y.astype(np.int32))[:, begin:end])
+        assert (found[:, :begin] == 77).all() and (found[:, end:] == 77).all()
 
 
 # ---- operators of ONNX
@@ -135,6 +158,21 @@ def test_zero_points_of_all_kinds(left: str, right: str, constant: bool) -> None
             wanted = (a.astype(np.int64) - (0 if p is None else p)) @ (b.astype(np.int64) - (0 if q is None else q))
             assert found.dtype == np.int32
             np.testing.assert_array_equal(found, wanted.astype(np.int32))
+    assert anyshape.stats()["extern_calls"] == before
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(37, 101), (1500, 33), (4, 1), (64, 64)])
+def test_constant_weights_lie_in_panels(inner: int, columns: int) -> None:
+    """Few rows and many of them: by routines for few vectors, by tiles, of several blocks of terms and rows."""
+    draw = np.random.default_rng(0)
+    b = drawn(draw, "int8", inner, columns)
+    found = anyshape.compile_onnx(model(drawn(draw, "uint8", 2, inner), b, (np.uint8(3), None), True))
+    (program,) = found.compilation.programs
+    assert list(into_panels(b).shape) in [list(one.shape) for one in program.constants]
+    before = anyshape.stats()["extern_calls"]
+    for rows in (0, 1, 2, 3, 7, 8, 9, 12, 13, 40, 1300):
+        a = drawn(draw, "uint8", rows, inner)
+        np.testing.assert_array_equal(found(a), (a.astype(np.int64) - 3) @ b)
     assert anyshape.stats()["extern_calls"] == before
 
 

@@ -253,7 +253,7 @@ def test_products_and_kernels_in_one_step_have_the_words_of_the_python_encoder()
         for number in range(draw.randint(0, 3)):
             columns = draw.choice((1, 64, 512))
             b, c = Area(4 + number, 0, 4, (inner, columns), (columns, 1)), Area(9, 0, 4, (rows, columns), (columns, 1))
-            body: list[int | str] = [kind.buffer_info()[0], number, bits(1.0, "f"), 0, 0, 1, 0]
+            body: list[int | str] = [kind.buffer_info()[0], number, bits(1.0, "f"), 0, 0, 1, 0, 0]
             for one in (a, b, c):
                 body += window(names, [], one, False)
             capacity += template.most_words(template.PRODUCT, body)

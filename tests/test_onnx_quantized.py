@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import anyshape
+from anyshape.plan.ir.program import LibraryStep, touched
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -92,3 +94,105 @@ def test_sums_that_f32_does_not_hold_are_exact_and_wrap_around_as_i32() -> None:
     same([node("MatMulInteger", ["a", "b"], ["y"])], {"a": ones},
                     {"b": np.full((70000, 1), 127, np.int8) - (np.arange(70000) % 2).astype(np.int8)[:, None]},
                     {"y": "int32"})
+
+
+# ---- DequantizeLinear -> an operator -> QuantizeLinear
+
+
+def between(operator: list[Any], draw: np.random.Generator, kind: str, x: np.ndarray, weight: np.ndarray, axis: int,
+            **more: Any) -> Any:
+    """A quantised operator of x and weights (and a bias, where it takes "b") as quantisers write it; what they give."""
+    outs = weight.shape[axis]
+    scales = (draw.random(outs) * 0.01 + 0.001).astype(np.float32)
+    constants = {"w": weight, "xs": np.float32(0.03), "xz": np.array(5, kind), "ws": scales,
+                 "wz": np.zeros(outs, weight.dtype), "b": draw.integers(-900, 900, outs).astype(np.int32),
+                 "bs": np.float32(0.03) * scales, "bz": np.zeros(outs, np.int32), "ys": np.float32(0.05),
+                 "yz": np.array(np.iinfo(kind).min, kind)} | more
+    nodes = [node("QuantizeLinear", ["x", "xs", "xz"], ["q"]), node("DequantizeLinear", ["q", "xs", "xz"], ["dx"]),
+             node("DequantizeLinear", ["w", "ws", "wz"], ["dw"], axis=axis),
+             node("DequantizeLinear", ["b", "bs", "bz"], ["db"], axis=0), *operator,
+             node("QuantizeLinear", ["m", "ys", "yz"], ["qm"]), node("DequantizeLinear", ["qm", "ys", "yz"], ["y"])]
+    used = {name for one in nodes for name in one.input}
+    return same(nodes, {"x": x}, {name: array for name, array in constants.items() if name in used}, {"y": "float32"})
+
+
+def by_bytes(compiled: Any) -> None:
+    """It is products of bytes: nothing of its weights is ever a float, and no step is PyTorch's."""
+    text = str(compiled.explain())
+    assert "_bytes" in text and "aten" not in text
+    (program,) = compiled.compilation.programs
+    plan = program.executable.plan
+    assert {step.op for step in plan.steps if isinstance(step, LibraryStep)} <= {"matmul_bytes", "conv_bytes"}
+    read = {window.buffer for step in plan.steps for window in touched(step)}
+    weights = [one for one in plan.buffers if one.is_input and one.name in read and one.name.startswith("constant")]
+    whole = [one for one in program.constants if one.dtype == torch.int8 and one.dim() != 4]
+    assert weights and not whole  # there are panels only
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+def test_products_between_quantised_tensors(kind: str) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((7, 37)).astype(np.float32)
+    for op in ([node("MatMul", ["dx", "dw"], ["m"])], [node("Gemm", ["dx", "dw", "db"], ["m"])],
+               [node("MatMul", ["dx", "dw"], ["t"]), node("Relu", ["t"], ["m"])]):
+        by_bytes(between(op, draw, kind, x, numbers(draw, "int8", 37, 35), 1))
+    by_bytes(between([node("Gemm", ["dx", "dw", "db"], ["m"], transB=1)], draw, kind, x, numbers(draw, "int8", 6, 37),
+                     0))
+
+
+@pytest.mark.parametrize(("channels", "outs", "kernel", "settings"), [
+    (3, 8, (3, 3), {"pads": [1, 1, 1, 1]}), (5, 33, (1, 1), {}),
+    (4, 6, (3, 2), {"strides": [2, 1], "pads": [1, 0, 2, 1]}), (150, 7, (3, 3), {"pads": [1, 1, 1, 1]}),
+    (4, 6, (3, 3), {"dilations": [2, 1], "pads": [2, 1, 2, 1]}), (8, 4, (5, 5), {"auto_pad": "SAME_UPPER"})])
+def test_convolutions_between_quantised_tensors(channels: int, outs: int, kernel: tuple[int, int],
+                                                settings: dict[str, Any]) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((2, channels, 9, 11)).astype(np.float32)
+    for kind, last in (("uint8", [node("Relu", ["t"], ["m"])]), ("int8", [node("Identity", ["t"], ["m"])])):
+        by_bytes(between([node("Conv", ["dx", "dw", "db"], ["t"], **settings), *last], draw, kind, x,
+                         numbers(draw, "int8", outs, channels, *kernel), 0))
+
+
+def test_convolutions_of_one_dim_and_of_a_zero_point_that_a_call_finds() -> None:
+    draw = np.random.default_rng(0)
+    w = numbers(draw, "int8", 6, 4, 3)
+    x = draw.standard_normal((3, 4, 12)).astype(np.float32)
+    same([node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+          node("ConvInteger", ["q", "w", "z"], ["y"], pads=[1, 1])], {"x": x}, {"w": w}, {"y": "int32"})
+
+
+def test_what_moves_elements_moves_the_whole_numbers() -> None:
+    """Transposed weights and activations, and a table of which rows are taken: nothing is dequantised before."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((7, 37)).astype(np.float32)
+    moved = [node("Transpose", ["dw"], ["wt"]), node("Transpose", ["dx"], ["xt"], perm=[1, 0]),
+             node("Transpose", ["xt"], ["xx"], perm=[1, 0]), node("MatMul", ["xx", "wt"], ["m"])]
+    by_bytes(between(moved, draw, "uint8", x, numbers(draw, "int8", 6, 37), 0))
+    table = numbers(draw, "int8", 50, 8)
+    constants = {"w": table, "s": np.float32(0.1), "z": np.int8(0), "i": np.array([49])}
+    nodes = [node("DequantizeLinear", ["w", "s", "z"], ["d"]), node("Gather", ["d", "i"], ["g"]),
+             node("Mul", ["g", "x"], ["y"])]
+    compiled = same(nodes, {"x": draw.standard_normal((3, 8)).astype(np.float32)}, constants, {"y": "float32"})
+    assert "400" not in str(compiled.explain())  # elements of the table
+
+
+def test_floats_that_somebody_else_reads_are_there() -> None:
+    """A result that is quantised and an output as well; a bias of floats; a scale that the bias does not have."""
+    draw = np.random.default_rng(0)
+    x, w = draw.standard_normal((5, 12)).astype(np.float32), numbers(draw, "int8", 12, 6)
+    made = [node("QuantizeLinear", ["x", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["dx"]),
+            node("DequantizeLinear", ["w", "s", "wz"], ["dw"]), node("Gemm", ["dx", "dw", "b"], ["m"]),
+            node("QuantizeLinear", ["m", "s", "z"], ["y"])]
+    constants = {"w": w, "s": np.float32(0.02), "z": np.uint8(128), "wz": np.int8(0),
+                 "b": draw.standard_normal(6).astype(np.float32)}
+    graph = helper.make_graph(
+        made, "floats", [helper.make_tensor_value_info("x", 1, ["n", 12])],
+        [helper.make_tensor_value_info("m", 1, None), helper.make_tensor_value_info("y", 2, None)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    sums, rounded = anyshape.compile_onnx(model.SerializeToString())(x)
+    q = np.clip(np.rint(x / np.float32(0.02)) + 128, 0, 255)
+    exact = ((q - 128) * np.float64(np.float32(0.02))) @ (w * np.float64(np.float32(0.02))) + constants["b"]
+    np.testing.assert_allclose(sums, exact, rtol=1e-5, atol=1e-5)
+    wanted = np.clip(np.rint(exact / np.float32(0.02)) + 128, 0, 255)
+    assert np.abs(rounded.astype(int) - wanted).max() <= 1

@@ -29,6 +29,7 @@ from anyshape.ir.scalar import SCALAR, Ranges
 from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
 from anyshape.ops.collective import COLLECTIVES
+from anyshape.ops.matmul import from_panels, panels_of
 from anyshape.ops.routing import ROUTING
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
@@ -442,7 +443,7 @@ def test_every_row_is_sampled() -> None:
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
-                       "grouped_inner", "matmul_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
+                       "grouped_inner", "matmul_bytes", "conv_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -510,6 +511,28 @@ def test_products_of_bytes_wrap_around_and_take_u8_by_i8() -> None:
     for given in (("i8", "i8"), ("u8", "u8"), ("i8", "u8"), ("f32", "f32")):
         with pytest.raises(VerifyError, match="u8"):
             build(Sample("matmul_bytes", tuple(T(dtype, (4, 4)) for dtype in given)))
+
+
+def test_products_and_convolutions_of_bytes_in_panels() -> None:
+    """Panels that do not go with the operand are refused: what they hold is read without further questions."""
+    settings = {"kernel": (3, 2), "stride": (2, 1), "dilation": (1, 2)}
+    given = T("u8", (n, 7, 9, 5))
+    for columns, symbols in product((1, 40), THREE):
+        _, found, evaluator = run(Sample("conv_bytes", (given, T("i8", panels_of(30, columns))),
+                                         {**settings, "columns": columns}, THREE), symbols)
+        x, w = (evaluator.tensors[name].numpy() for name in ("x", "x_1"))
+        weights = from_panels(w, 30, columns).astype(numpy.int64).reshape(3, 2, 5, columns)
+        windows = numpy.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, :, :, :, ::2]
+        wanted = numpy.einsum("nyxckl,klco->nyxo", windows.astype(numpy.int64), weights)
+        numpy.testing.assert_array_equal(found.numpy(), wanted)
+    for name, a, b, more in (
+            ("matmul_bytes", (n, 30), (1, 8, 32, 4), {"columns": 33}),
+            ("matmul_bytes", (n, 33), (1, 8, 32, 4), {"columns": 3}),
+            ("matmul_bytes", (n, n), (1, 8, 32, 4), {"columns": 3}),
+            ("conv_bytes", (1, n, n, 4), (1, 6, 32, 4), {**settings, "columns": 33}),
+            ("conv_bytes", (1, n, n, 5), (1, 6, 32, 4), {**settings, "columns": 3})):
+        with pytest.raises(VerifyError, match="panels"):
+            build(Sample(name, (T("u8", a), T("i8", b)), more))
 
 
 def test_matmul_with_an_addend_is_rounded_once() -> None:

@@ -12,14 +12,14 @@ import numpy as np
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ops.attention import roles
-from anyshape.ops.matmul import GROUPED
+from anyshape.ops.matmul import GROUPED, from_panels
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import CopyStep, ExternStep, LibraryStep, MemoryStep, Window
 from anyshape.runtime.call.program import Program
 from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.runtime.memory.pools import Block
 from anyshape.runtime.numpy_ops import call
-from anyshape.runtime.numpy_ops.convolution import direct
+from anyshape.runtime.numpy_ops.convolution import byte_conv, direct
 from anyshape.runtime.numpy_ops.groups import grouped, grouped_conv, routing
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.sym.expr import Expr, evaluate
@@ -173,8 +173,10 @@ def product(attrs: dict[str, Any], operands: Sequence[Array]) -> Array:
     return found + rest[0] * attrs.get("beta", 1) if rest else found
 
 
-def bytes_product(a: Array, b: Array) -> Array:
+def bytes_product(attrs: dict[str, Any], a: Array, b: Array) -> Array:
     """u8 by i8 in i32: f64 holds the sums, which then wrap around."""
+    if "columns" in attrs:
+        b = from_panels(b, a.shape[-1], attrs["columns"])
     return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64).astype(np.int32)
 
 
@@ -202,9 +204,10 @@ def attention(attrs: dict[str, Any], operands: Sequence[Array]) -> tuple[Array, 
 # a library step by its op, attributes, operands, and the shape of its first result
 STEPS: dict[str, Callable[[str, dict[str, Any], list[Array], tuple[int, ...]], tuple[Array, ...]]] = {
     **dict.fromkeys(("matmul", "matmul_add"), lambda op, attrs, operands, shape: (product(attrs, operands),)),
-    "matmul_bytes": lambda op, attrs, operands, shape: (bytes_product(*operands),),
+    "matmul_bytes": lambda op, attrs, operands, shape: (bytes_product(attrs, *operands),),
     "attention": lambda op, attrs, operands, shape: attention(attrs, operands),
     "direct_conv": lambda op, attrs, operands, shape: (direct(attrs, operands),),
+    "conv_bytes": lambda op, attrs, operands, shape: (byte_conv(attrs, *operands),),
     "grouped_conv": lambda op, attrs, operands, shape: (grouped_conv(attrs, operands, shape),),
     **dict.fromkeys(GROUPED, lambda op, attrs, operands, shape: (grouped(op, attrs, operands),)),
     **dict.fromkeys(ROUTING, lambda op, attrs, operands, shape: routing(op, attrs, operands[0], shape[0])),

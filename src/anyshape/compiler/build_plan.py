@@ -365,7 +365,7 @@ class _Assembly:
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())
-        if node.op == "direct_conv":
+        if node.op in ("direct_conv", "conv_bytes"):
             inputs = (self.dense(inputs[0], node), *inputs[1:])
         if node.op == "recurrence":
             inputs = tuple(one if place == 0 and self.in_rows(one) else self.dense(one, node, place)

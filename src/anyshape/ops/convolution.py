@@ -10,12 +10,17 @@ and of groups of rows, with channels first, by the host's own routine:
         own routine; `added` and `relu` as above. Behind a bias stand with `scaled` factors [O] of channels, by which
         the sums and their bias are multiplied, and with `shifted` as well what is added to the products
 
+    conv_bytes(x, w | kernel, stride, dilation, columns)    [N, H, W, C] u8 by i8 in i32 [N, *T, columns], over two
+        dims, in one group; nothing is around the images. The weights are constants: the matrix [KH*KW*C, columns] in
+        panels (ops/matmul.py)
+
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
 The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
 """
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
+from anyshape.ops.matmul import panels_of
 from anyshape.ops.type_rules import (
     ORDERED,
     Attrs,
@@ -109,6 +114,19 @@ def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (result,)
 
 
+def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    x, w = tensor(name, inputs, 0), tensor(name, inputs, 1)
+    kernel, stride, dilation = (_numbers(name, attrs, key, 2, 1) for key in ("kernel", "stride", "dilation"))
+    columns = attrs["columns"]
+    if (x.dtype, w.dtype, x.rank) != ("u8", "i8", 4) or not isinstance(x.shape[3], int) or type(columns) is not int:
+        fail(name, f"operands are {x} and {w}", "give images of u8, and panels of i8")
+    if w.shape != panels_of(kernel[0] * kernel[1] * x.shape[3], columns):
+        fail(name, f"{w} are no panels of {columns} columns for {x}")
+    spatial = [extent(n, k, s, 0, a) for n, k, s, a in zip(x.shape[1:3], kernel, stride, dilation, strict=True)]
+    return (TensorType("i32", (x.shape[0], *spatial, columns), None, same_device(name, (x, w))),)
+
+
+add_row("conv_bytes", "library", "x, w | kernel, stride, dilation, columns", _infer_bytes)
 add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped,
         optional=("added", "relu", *ORDERED))
 add_row("direct_conv", "library", "x, w, ... | stride, padding, dilation", _infer_direct,

@@ -28,7 +28,8 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products. A
+element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products; behind
+convolutions of 8-bit numbers a permute stands already (frontend/importer_onnx/quantize.py), which sinks, too. A
 permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
 permute.
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anyshape.base.config import Config
@@ -62,7 +63,9 @@ def channels_last(graph: Graph, config: Config) -> Graph:
     """See the head of this file."""
     tape = [value for value in graph.restored if isinstance(value.type, TensorType) and lies_last(value.tensor)]
     calls = [call for node in graph.nodes if (call := _call(node)) is not None]
-    if (not tape and not calls) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
+    makers = {value.name: node for node in graph.nodes for value in node.outputs}
+    of_bytes = any(_of_bytes(node, lambda one: makers.get(one.name)) for node in graph.nodes)
+    if not (tape or calls or of_bytes) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
         return graph
     sinking = _Sinking(config.products != "library" and not (graph.saved or graph.restored))
     replay = Replay(graph, sinking.rewrite, sinking.follow)
@@ -120,6 +123,17 @@ def _call(node: Node) -> _Call | None:
     if not (steps and around and apart and groups) or not _fit(node, groups):
         return None
     return _Call(node.inputs[2] if bias == ("operand", 2) else None, steps, around, apart, groups)
+
+
+def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
+    """Is this the permute behind a convolution of 8-bit numbers, and what is elementwise behind it?"""
+    if node.op != "permute" or len(_dims(node)) < 3 or _dims(node) != _orders(len(_dims(node)))[1]:
+        return False
+    below = maker(node.inputs[0]) if isinstance(node.inputs[0], Value) else None
+    while below is not None and (below.op == "reshape" or row(below).kind == "pointwise"):
+        first = below.inputs[0]
+        below = maker(first) if isinstance(first, Value) else None
+    return below is not None and below.op == "conv_bytes"
 
 
 def _fit(node: Node, groups: int) -> bool:
@@ -359,6 +373,10 @@ class _Sinking:
 
     def permute(self, replay: Replay, node: Node) -> Operand | None:
         found = self.source(replay, node.inputs[0])
+        if found is None and _of_bytes(node, replay.producer):
+            self.count += 1
+            assert isinstance(node.inputs[0], Value)
+            return self.back(replay, node.inputs[0], _dims(node))
         if found is None:
             return None
         value, dims = found

@@ -12,6 +12,7 @@ from __future__ import annotations
 from anyshape.backend.cpu.bytecode.format import (
     ATTENTION,
     BANDS,
+    BYTE_CONV,
     CALL,
     COPY,
     DIRECT_CONV,
@@ -34,6 +35,7 @@ from anyshape.backend.cpu.bytecode.format import (
     TOPK,
     AttentionStep,
     Block,
+    ByteConvStep,
     CopyStep,
     DirectConvStep,
     Functions,
@@ -73,7 +75,7 @@ from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_group
 from anyshape.backend.cpu.routines.encoding.fill import fill_template
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
 from anyshape.backend.cpu.routines.offset_assignment import live_peak, neighbours, search
-from anyshape.backend.cpu.routines.packed_gemm import run_packed
+from anyshape.backend.cpu.routines.packed_gemm import run_byte_conv, run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
 from anyshape.backend.cpu.routines.recurrence import run_recurrence
@@ -136,6 +138,8 @@ def run_plan(block: Block) -> int:
                 length = step.length
         elif op == DIRECT_CONV:
             run_direct_conv(block, DirectConvStep(step))
+        elif op == BYTE_CONV:
+            run_byte_conv(block, ByteConvStep(step))
         elif op == RECURRENCE:
             run_recurrence(block, RecurrenceStep(step))
         elif op == TOPK:
@@ -258,6 +262,8 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
             scratch = maximum(scratch, GroupedConvStep(step).scratch)
         elif op == DIRECT_CONV:
             scratch = maximum(scratch, DirectConvStep(step).scratch)
+        elif op == BYTE_CONV:
+            scratch = maximum(scratch, ByteConvStep(step).scratch)
         elif op == ATTENTION:
             scratch = maximum(scratch, AttentionStep(step).scratch)
         elif op == CALL:

@@ -103,9 +103,9 @@ def power(c: Call) -> Any:
     (x, y), dtype = both(c)
     if isinstance(x, Value) and not isinstance(y, Value) and is_float(dtype) and not isinstance(y, Expr):
         return c.aten(aten.pow.Tensor_Scalar, x, y, types=x.tensor)
-    values = [c.tensor(x), c.tensor(y)]
+    values = [c.value(0), c.value(1)]
     if is_float(dtype):
-        return binary(c, "pow", x, converted(c, values[1], dtype), dtype)
+        return binary(c, "pow", x if isinstance(x, Value) else values[0], converted(c, values[1], dtype), dtype)
     if any(one.tensor.dtype in WIDE for one in values):
         return foreign(c, "power", *values, dtype=dtype)
     raised = binary(c, "pow", c.t.cast(values[0], "f64"), c.t.cast(values[1], "f64"), "f64")

@@ -4,18 +4,20 @@
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.aten.table import Decline, is_float
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.matmul import exact_in_f32, matmul, whole
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.pointwise import converted
-from anyshape.frontend.importer_onnx.spatial import convolved
+from anyshape.frontend.importer_onnx.spatial import convolved, window
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
+from anyshape.ops.matmul import into_panels
 from anyshape.sym.expr import Size, product
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
@@ -136,7 +138,8 @@ def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value
     left, p = _moved(c, a, a_zero, "u8")
     right, q = _moved(c, b, b_zero, "i8")
     lined = left.tensor.rank == 1, right.tensor.rank == 1
-    total = matmul(c, left, right, "matmul_bytes")
+    constant = isinstance(b, Known) and not b.symbolic and len(b.shape) == 2
+    total = by_panels(c, left, moved_numbers(b, "i8")) if constant else matmul(c, left, right, "matmul_bytes")
     terms = left.tensor.shape[-1]
 
     def sums(operand: Any, x: Value, dim: int, gone: bool) -> Value:
@@ -179,13 +182,29 @@ def product_of_bytes(c: Call, a: Any, a_zero: Any, b: Any, b_zero: Any) -> Value
     return total
 
 
+def by_panels(c: Call, left: Value, right: np.ndarray) -> Value:
+    """The product of u8 [*, K] with a constant matrix [K, N] of i8, which is brought into panels once."""
+    lead, columns = left.tensor.shape[:-1], right.shape[1]
+    if left.tensor.shape[-1] != right.shape[0]:
+        raise Mismatch(left.tensor.shape[-1], right.shape[0])
+    rows = c.t.reshape(left, (product(lead), right.shape[0]))
+    panels = c.constant(into_panels(right), "i8")
+    found = c.op("matmul_bytes", rows, panels, columns=columns)
+    return c.t.reshape(found, (*lead, columns))  # type: ignore[no-any-return]
+
+
+def moved_numbers(operand: Known, wanted: str) -> np.ndarray:
+    """The numbers of 8 bits of a constant as the dtype that the routine takes them in."""
+    moved = operand.array.astype(np.int16) + MOVES.get((operand.dtype, wanted), 0)
+    return moved.astype(np.uint8 if wanted == "u8" else np.int8)
+
+
 def _moved(c: Call, operand: Any, zero: Any, wanted: str) -> tuple[Value, Value | None]:
     """An operand as the dtype that the routine takes it in, and its zero point in i32, None where that is 0."""
     x = c.tensor(operand)
     away = MOVES.get((x.tensor.dtype, wanted), 0)
     if away and isinstance(operand, Known) and not operand.symbolic:
-        moved = operand.array.astype(np.int16) + away
-        x = c.tensor(known(moved.astype(np.uint8 if wanted == "u8" else np.int8), wanted))
+        x = c.tensor(known(moved_numbers(operand, wanted), wanted))
     elif away:
         x = c.t.cast(c.t.pointwise("add", c.t.cast(x, "i32"), away, dtype="i32"), wanted)
     if zero is None:
@@ -206,15 +225,85 @@ def matmul_integer(c: Call) -> Any:
 def qlinear_matmul(c: Call) -> Any:
     a, a_scale, _, b, b_scale, _, y_scale, y_zero = (c.value(place) for place in range(8))
     total = c.t.cast(product_of_bytes(c, c.at(0), c.at(2), c.at(3), c.at(5)), "f32")
-    by = c.t.pointwise("div", c.t.pointwise("mul", _column(c, a_scale, a, 2), _column(c, b_scale, b, 1), dtype="f32"),
+    by = c.t.pointwise("div", c.t.pointwise("mul", column(c, a_scale, a, 2), column(c, b_scale, b, 1), dtype="f32"),
                        y_scale, dtype="f32")
     return rounded(c, c.t.pointwise("mul", total, by, dtype="f32"), y_zero, y_zero.tensor.dtype)
 
 
-def _column(c: Call, scale: Value, x: Value, back: int) -> Value:
+def column(c: Call, scale: Value, x: Value, back: int) -> Value:
+    """A scale as it meets a product: one number, or one for each row (back: 2) or column (1) of a factor."""
     if scale.tensor.count == 1 or scale.tensor.rank != 1:
         return c.t.reshape(scale, ()) if scale.tensor.count == 1 else scale  # type: ignore[no-any-return]
     return aligned(c, scale, x, x.tensor.rank - back)
+
+
+def convolution_of_bytes(c: Call, x: int, x_zero: int, w: int, w_zero: int) -> Value:
+    """The convolution of 8-bit numbers less their zero points, in i32; of the operands at these places. By constant
+    weights over one or two dims it is a routine of our own; channels in groups and volumes are done by floats."""
+    known_weights = all(isinstance(one, Known) and not one.symbolic for one in (c.at(w), c.at(w_zero))
+                        if one is not None)
+    single = not c.has(x_zero) or c.kind(x_zero).count == 1
+    if known_weights and single and c.attr("group", 1) == 1 and c.rank(x) in (3, 4):
+        return _by_windows(c, c.value(x), c.at(x_zero), c.at(w), c.at(w_zero))
+    images = less_zero(c, c.value(x), c.value(x_zero) if c.has(x_zero) else None, 1)
+    kernels = less_zero(c, c.value(w), c.value(w_zero) if c.has(w_zero) else None, 0)
+    return whole(c, _conv_total(c, images, kernels, weight_sums(c, w, w_zero, -kernels.tensor.rank)))
+
+
+def _by_windows(c: Call, x: Value, zero: Any, weights: Known, weights_zero: Known | None) -> Value:
+    """[N, C, *S] u8 or i8 by constant weights [O, C, *K]. What is around the images is their zero point; zero points
+    are taken off as in `product_of_bytes`."""
+    rank = x.tensor.rank
+    outs, channels, *kernel = weights.shape
+    if x.tensor.shape[1] != channels:
+        raise Mismatch(x.tensor.shape[1], channels)
+    strides, dilations, low, high = window(c, x.tensor.shape[2:], tuple(kernel))
+    number = MOVES.get((x.tensor.dtype, "u8"), 0) if zero is None else (
+        int(moved_numbers(zero, "u8").reshape(())) if isinstance(zero, Known) else None)
+    x, p = _moved(c, x, zero, "u8")
+    x = _around(c, c.t.permute(x, (0, *range(2, rank), 1)), low, high, number, p)
+    numbers = moved_numbers(weights, "i8")
+    matrix = numbers.transpose(*range(2, rank), 1, 0).reshape(-1, outs)
+    ones = (1,) * (4 - rank)  # a line is an image of one line
+    images = c.t.reshape(x, (x.tensor.shape[0], *ones, *x.tensor.shape[1:]))
+    settings: dict[str, Any] = {"kernel": (*ones, *kernel), "stride": (*ones, *strides),
+                                "dilation": (*ones, *dilations)}
+
+    def seen(by: np.ndarray) -> Value:
+        found = c.op("conv_bytes", images, c.constant(into_panels(by), "i8"), columns=by.shape[1], **settings)
+        shape = found.tensor.shape
+        return c.t.reshape(found, (shape[0], *shape[1 + len(ones):]))  # type: ignore[no-any-return]
+
+    def less(total: Value, by: Any, times: Any) -> Value:
+        away = c.t.pointwise("mul", by, times, dtype="i32")
+        return c.t.pointwise("sub", total, away, dtype="i32")  # type: ignore[no-any-return]
+
+    def constant(numbers: np.ndarray) -> Value:
+        return c.tensor(known(numbers.astype(np.int32), "i32"))
+
+    total = seen(matrix)
+    away = np.int64(MOVES.get((weights.dtype, "i8"), 0)) + (
+        0 if weights_zero is None else weights_zero.array.astype(np.int64).reshape(-1))
+    # without the terms p * q, what is taken off the sums is p times the sums of weights less their zero points
+    sums = matrix.astype(np.int64).sum(0) - len(matrix) * away
+    if p is not None:
+        total = less(total, c.t.reshape(p, ()), constant(sums))
+    if away.any():
+        total = less(total, seen(np.ones((len(matrix), 1), np.int8)), constant(np.broadcast_to(away, outs)))
+    return c.t.permute(total, (0, rank - 1, *range(1, rank - 1)))  # type: ignore[no-any-return]
+
+
+def _around(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], number: int | None,
+            zero: Value | None) -> Value:
+    """Images [N, *S, C] of u8 with their zero point around them; number: None where a call finds it."""
+    if all(n == 0 for n in (*low, *high)):
+        return x
+    sizes: dict[str, Any] = {"low": (0, *low, 0), "high": (0, *high, 0)}
+    if number is not None or zero is None:
+        return c.op("pad", x, value=number, **sizes)
+    inside = c.op("pad", c.t.full(1, x.tensor.shape, "u8"), value=0, **sizes)
+    there = c.t.cast(c.t.reshape(zero, ()), "u8")
+    return c.op("where", c.op("ne", inside, 0), c.op("pad", x, value=0, **sizes), there)
 
 
 def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
@@ -225,20 +314,16 @@ def _conv_total(c: Call, x: Value, w: Value, sums: int | None) -> Value:
 
 @translates("ConvInteger")
 def conv_integer(c: Call) -> Any:
-    x = less_zero(c, c.value(0), c.value(2) if c.has(2) else None, 1)
-    w = less_zero(c, c.value(1), c.value(3) if c.has(3) else None, 0)
-    return whole(c, _conv_total(c, x, w, weight_sums(c, 1, 3, -w.tensor.rank)))
+    return convolution_of_bytes(c, 0, 2, 1, 3)
 
 
 @translates("QLinearConv")
 def qlinear_conv(c: Call) -> Any:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.value(place) for place in range(8))
-    total = c.t.cast(_conv_total(c, less_zero(c, x, x_zero, 1), less_zero(c, w, w_zero, 0),
-                                 weight_sums(c, 3, 5, -w.tensor.rank)), "f64")
+    x_scale, w_scale, y_scale, y_zero = (c.value(place) for place in (1, 4, 6, 7))
+    total = convolution_of_bytes(c, 0, 2, 3, 5)
     count = total.tensor.rank
     if c.has(8):
-        bias = c.value(8)
-        total = c.op("add", total, c.t.reshape(c.t.cast(bias, "f64"), (bias.tensor.shape[0],) + (1,) * (count - 2)))
+        total = c.t.pointwise("add", total, aligned(c, c.value(8), total, 1), dtype="i32")
     scale = c.t.reshape(w_scale, ()) if w_scale.tensor.count == 1 else c.t.reshape(
         w_scale, (w_scale.tensor.shape[0],) + (1,) * (count - 2))
     by = c.t.pointwise("div", c.t.pointwise("mul", c.t.reshape(x_scale, ()), scale, dtype="f32"),
@@ -256,6 +341,6 @@ def dynamic_matmul(c: Call) -> Any:
         a, b, a_scale, b_scale = c.at(0), c.at(1), c.value(2), c.value(3)
         a_zero, b_zero, bias = c.at(4), c.at(5), c.at(6)
     total = c.t.cast(product_of_bytes(c, a, a_zero, b, b_zero), "f32")
-    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, c.tensor(b), 1), dtype="f32")
+    by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), column(c, b_scale, c.tensor(b), 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")

@@ -94,7 +94,7 @@ class Call:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
-        self._constant = constant
+        self.constant = constant
         self._note = note
         self.assume = assume
         self.ask = ask
@@ -196,7 +196,7 @@ class Call:
         if one.array.size and one.array.size <= 1 and one.dtype not in ("u16", "u32", "u64", "c64", "c128"):
             return self.t.full(one.array.reshape(-1)[0].item() if one.dtype != "bf16"
                                else float(one.array.reshape(-1)[0]), one.shape, one.dtype)
-        return self._constant(one.array, one.dtype)
+        return self.constant(one.array, one.dtype)
 
     # ---- numbers
 

@@ -21,6 +21,7 @@ import torch
 
 from anyshape import ops
 from anyshape.backend.interface import Target
+from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
@@ -37,6 +38,7 @@ from anyshape.frontend.importer_onnx import (
     spatial,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
+from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
     ROWS,
@@ -55,6 +57,7 @@ from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType, kind_of
+from anyshape.passes.dce import dce
 from anyshape.sym.expr import Expr, Size, coefficient_of, divide, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
@@ -205,6 +208,14 @@ class Walk:
         while place < len(self.nodes):
             node = self.nodes[place]
             self.builder.where = str(node)
+            found = self._deferred(node)
+            if found is not None:
+                self._set(node, (found,))
+                place += 1
+                continue
+            for name in node.inputs:
+                if isinstance(self.env.get(name), Deferred):
+                    self._lookup(name, node)
             mark = len(self.builder.nodes), len(self.externs)
             try:
                 results = self._call(node)
@@ -239,6 +250,8 @@ class Walk:
     def _lookup(self, name: str, node: Any) -> Any:
         if not name:
             return None
+        if isinstance(self.env.get(name), Deferred):
+            self.env[name] = floats(self.env[name], self._attempted)
         if name in self.env:
             return self.env[name]
         if name in self.given:
@@ -246,6 +259,29 @@ class Walk:
             return found
         raise InputError(f"the value {name!r} is not there", where=str(node), do="check the model",
                          why="no input, constant or node before it has that name")
+
+    def _deferred(self, node: OnnxNode) -> Any:
+        """What a node gives whose floats nobody has asked for (qdq.py); None: the node takes and gives tensors."""
+        if node.op != "DequantizeLinear" and not any(isinstance(self.env.get(name), Deferred) for name in node.inputs):
+            return None
+        mark = len(self.builder.nodes), len(self.externs)
+        try:
+            inputs = [self.env[name] if isinstance(self.env.get(name), Deferred) else self._lookup(name, node)
+                      for name in node.inputs]
+            if any(isinstance(one, Opaque) for one in inputs):
+                return None
+            found = translated(node, inputs, self._attempted, lambda operands: self._moved(node, operands))
+        except (Decline, VerifyError, *_WRONG):  # what is wrong is told where the node is read as it stands
+            found = None
+        if found is None:
+            del self.builder.nodes[mark[0]:]
+            del self.externs[mark[1]:]
+        return found
+
+    def _moved(self, node: OnnxNode, inputs: Sequence[Any]) -> Any:
+        """The result of a node with one for these operands."""
+        found = self._attempted(self._folded, node, inputs) or self._attempted(self._translated, node, inputs)
+        return None if found is None else found[0]
 
     def _call(self, node: OnnxNode) -> tuple[Any, ...]:
         inputs = [self._lookup(name, node) for name in node.inputs]
@@ -274,8 +310,7 @@ class Walk:
         self._inline(node, inputs)
         raise _Host(why)
 
-    def _attempted(self, attempt: Callable[[Call], tuple[Any, ...] | None], node: OnnxNode,
-                   inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+    def _attempted(self, attempt: Callable[[Call], Any], node: OnnxNode, inputs: Sequence[Any]) -> Any:
         """A translation. Sizes that meet in it are one from here on: a symbol is written as the other one everywhere,
         or, where none can be isolated, tensors are cut to the other's length, which a call is checked for."""
         mark = len(self.builder.nodes), len(self.externs)
@@ -464,8 +499,18 @@ class Walk:
                 values.append(self._result(found))
         graph = self.builder.finish(tuple(values))
         check_bound(graph)
-        return Imported(graph, tuple(self.takes), tuple(gives), fixed, self.constants, self.externs,
+        graph, constants = self._needed(graph)
+        return Imported(graph, tuple(self.takes), tuple(gives), fixed, constants, self.externs,
                         list(self.equal.items()), tuple(self.needs), cut, place, left, renames)
+
+    def _needed(self, graph: Graph) -> tuple[Graph, list[torch.Tensor]]:
+        """The graph without constants that nothing reads: weights in another form, and floats that nobody asked for."""
+        graph = dce(graph, Config())
+        read = {value.name for node in graph.nodes for value in node.values()} | {one.name for one in graph.roots()}
+        first = len(graph.inputs) - len(self.constants)  # constants stand behind what a call brings
+        kept = [place for place, value in enumerate(graph.inputs[first:]) if value.name in read]
+        inputs = (*graph.inputs[:first], *(graph.inputs[first + place] for place in kept))
+        return dataclasses.replace(graph, inputs=inputs), [self.constants[place] for place in kept]
 
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):

@@ -33,7 +33,7 @@ def dtype_of(array: np.ndarray) -> str:
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A torch tensor over the array's memory, or a copy where it cannot be written."""
-    if array.dtype.name == "bfloat16":
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # the name takes as long as all the rest
         return to_tensor(array.view(np.int16)).view(torch.bfloat16)
     array = np.ascontiguousarray(array) if array.ndim else array
     return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.astype(

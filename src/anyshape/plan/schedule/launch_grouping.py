@@ -49,7 +49,7 @@ from anyshape.plan.ir.launch_groups import is_run, kernels_from
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, touched
 
 MOST = 4  # products in a run
-DTYPES = ("bf16", "f16", "f32")  # of products that the host has panels for
+DTYPES = ("bf16", "f16", "f32", "u8")  # of products that the host has panels for
 
 
 def group_launches(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:

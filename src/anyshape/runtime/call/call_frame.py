@@ -14,7 +14,7 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.asynchronous import WRITES_RESULTS
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ops.attention import OPERANDS as ATTENTION
-from anyshape.ops.matmul import GROUPED
+from anyshape.ops.matmul import GROUPED, from_panels
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
@@ -22,6 +22,7 @@ from anyshape.runtime.driver.torch_driver import restrided, same_strides
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
+from anyshape.runtime.numpy_ops.convolution import byte_conv
 from anyshape.runtime.specialize.offload_schedule import Action
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.specialize.specialization import Specialization, View
@@ -119,6 +120,10 @@ class Call:
             elif isinstance(step, LibraryStep) and step.op == "direct_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(direct_conv_by_torch(dict(step.attrs), operands))
+            elif isinstance(step, LibraryStep) and step.op == "conv_bytes":
+                x, w = (self.tensor(one, v) for one, v in zip(step.inputs, views, strict=False))
+                sums = byte_conv(dict(step.attrs), x.cpu().numpy(), w.cpu().numpy())
+                self.tensor(step.outputs[0], views[-1]).copy_(torch.from_numpy(sums))
             elif isinstance(step, LibraryStep) and step.op in ROUTING:
                 self._routing(step, views)
             elif isinstance(step, LibraryStep):
@@ -290,6 +295,9 @@ class Call:
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
         if step.op == "matmul_bytes":
+            columns = attrs.get("columns")
+            if isinstance(columns, int):
+                b = from_panels(b, a.shape[-1], columns)
             a, b = a.to(torch.float64), b.to(torch.float64)
             self.tensor(step.outputs[0], views[2]).copy_(torch.matmul(a, b).to(torch.int64))
             return

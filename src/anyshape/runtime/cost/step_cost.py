@@ -38,12 +38,16 @@ def work_of(step: Step) -> tuple[Size, Size]:
             work = 2 * step.outputs[0].type.count * product(second.type.shape[2:])
         elif step.op == "direct_conv":
             work = 2 * step.outputs[0].type.count * product(second.type.shape[1:])
+        elif step.op == "conv_bytes":
+            work = 2 * step.outputs[0].type.count * second.type.shape[1] * second.type.shape[3]
         elif step.op == "recurrence":
             work = 2 * first.type.count * second.type.shape[1]
         elif step.op == "grouped":  # its rows may be gathered
             work = 2 * step.outputs[0].type.count * first.type.shape[-1]
         elif step.op in ATTENTION:  # scores, and what they weigh
             work = 4 * first.type.count * second.type.shape[-2]
+        elif step.op == "matmul_bytes":  # b may lie in panels
+            work = 2 * first.type.count * step.outputs[0].type.shape[-1]
         else:
             work = 2 * first.type.count * second.type.shape[-1]
     return work, traffic

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from anyshape.ops.matmul import from_panels
+
 Array = np.ndarray[Any, Any]
 Numbers = Sequence[int]
 BAND = 1 << 20  # elements of a band, at most, where one line of the result has fewer
@@ -198,3 +200,17 @@ def direct(attrs: dict[str, Any], operands: Sequence[Array]) -> Array:
     for other in reversed(behind):  # shifts, and what is added
         result += other
     return np.maximum(result, 0) if attrs.get("relu") else result
+
+
+def byte_conv(attrs: dict[str, Any], x: Array, w: Array) -> Array:
+    """`conv_bytes` (ops/convolution.py): f64 holds the sums, which wrap around in i32."""
+    kernel, stride, dilation, columns = (attrs[key] for key in ("kernel", "stride", "dilation", "columns"))
+    channels = x.shape[3]
+    matrix = from_panels(w, kernel[0] * kernel[1] * channels, columns).astype(np.float64)
+    outs = [(n - a * (k - 1) - 1) // s + 1 for n, k, s, a in zip(x.shape[1:3], kernel, stride, dilation, strict=True)]
+    total = np.zeros((x.shape[0], *outs, columns))
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        part = x[index(slice(None), *(slice(at * a, at * a + (n - 1) * s + 1, s) for at, a, n, s in zip(
+            place, dilation, outs, stride, strict=True)))]
+        total += part.astype(np.float64) @ matrix[number * channels:(number + 1) * channels]
+    return total.astype(np.int64).astype(np.int32)

@@ -17,8 +17,10 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import SizeType, TensorType
+from anyshape.ops.matmul import from_panels
 from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.ops.routing import ROUTING
+from anyshape.runtime.numpy_ops.convolution import byte_conv
 from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
 from anyshape.runtime.torch_ops.fallbacks import (
@@ -290,7 +292,8 @@ OWN: dict[str, Callable[..., Any]] = {
     **{name: functools.partial(_put, how=how) for name, how in PUTS.items()},
     **{name.replace("put", "scatter"): functools.partial(_scatter, how=how) for name, how in PUTS.items()},
     "matmul": _matmul,
-    "matmul_bytes": lambda a, x, y: torch.matmul(x.to(torch.float64), y.to(torch.float64)).long().int(),
+    "matmul_bytes": lambda a, x, y: torch.matmul(x.to(torch.float64), (
+        from_panels(y, x.shape[-1], a["columns"]) if "columns" in a else y).to(torch.float64)).long().int(),
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
     "grouped_conv": lambda a, *x: grouped_conv_by_torch(a, x),
@@ -299,6 +302,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", a, x),
     "attention": lambda a, *x: by_torch("attention", a, x),
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
+    "conv_bytes": lambda a, x, w: torch.from_numpy(byte_conv(a, x.cpu().numpy(), w.cpu().numpy())).to(x.device),
     "recurrence": lambda a, *x: recurrence_by_torch(a, x),
     **{name: functools.partial(routing_by_torch, name) for name in ROUTING},
 }

@@ -28,6 +28,7 @@ from anyshape.backend.cpu.bytecode.products import (
     native,
 )
 from anyshape.backend.cpu.bytecode.template import Names, Word
+from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.microkernels import direct_conv
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
@@ -189,6 +190,8 @@ class PlanEncoder:
         windows = (*step.inputs, *step.outputs)
         if step.op == "direct_conv":
             return self.direct_conv(number, step)
+        if step.op == "conv_bytes":
+            return self.byte_conv(number, step)
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         types = self.formulas.types(windows)
         if step.op in CONVOLUTIONS:
@@ -221,7 +224,7 @@ class PlanEncoder:
         windows, attrs = _operands(step), dict(step.attrs)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
         addend = len(windows) > 3 and beta != 0
-        body = product_words(self.kind(step.dtype), number, step.dtype, alpha, beta, addend)
+        body = product_words(self.kind(step.dtype), number, step.dtype, alpha, beta, addend, "columns" in attrs)
         for window in windows if addend else windows[:3]:
             body += self.window(window)
         return body
@@ -299,6 +302,13 @@ class PlanEncoder:
             number, len(windows), *map(int, present), least(bool(attrs.get("relu"))), *itertools.chain(*settings),
             machine.lanes, direct_conv.grain(machine), PACKED["f32"] + host.PACKED_TURN,
             *itertools.chain(*map(self.window, windows))])
+
+    def byte_conv(self, number: int, step: LibraryStep) -> list[int]:
+        attrs: dict[str, Any] = dict(step.attrs)
+        self.dtypes_found.append(half_precision.BYTES)
+        return self.filled(template.BYTE_CONV, [
+            self.kind(half_precision.BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
+            *itertools.chain(*map(self.window, (*step.inputs, *step.outputs)))])
 
     def kernel(self, number: int, step: KernelStep) -> list[int]:
         """The piece of a kernel step."""

@@ -179,7 +179,8 @@ class LibraryProduct(ProductStep):
 class PackedProduct(ProductStep):
     """A product by packed panels (backend/cpu/routines/packed_gemm.py)."""
 
-    a_lane: i64  # bytes from one element along M to the next; of B along N; of A, of B along K
+    a_lane: i64  # bytes from one element along M to the next; of B along N; of A, of B along K; where A lies in panels
+    # (ops/matmul.py), from panel to panel of A, and from word to word
     b_lane: i64
     a_inner: i64
     b_inner: i64
@@ -189,11 +190,28 @@ class PackedProduct(ProductStep):
     rows: i64  # of the largest tile, along N; columns along M; words of the largest block along K
     columns: i64
     deep: i64
-    a_item: i64  # bytes per element of A, of B, of C: those of `item`, or 4, of f32
+    a_item: i64  # bytes per element of A, of B, of C: those of `item`, or 4, of f32; of A 0: it lies in panels
     b_item: i64
     c_item: i64
     scratch: i64  # bytes of scratch per thread
     dims: Annotated[Array[Dim], Inline(0)]
+
+
+class ByteConvStep(Step):
+    """A convolution of 8-bit numbers: a product whose rows are what the windows see
+    (backend/cpu/routines/packed_gemm.py). Such a row is runs of elements, `tall` lines of `wide` ones."""
+
+    product: Nested[PackedProduct]  # one row a position
+    image: i64  # bytes from image to image, from line to line of positions, and from one to the next
+    down: i64
+    across: i64
+    out_y: i64  # lines of positions of an image, and positions of one
+    out_x: i64
+    wide: i64  # runs of a line of the window
+    run: i64  # bytes of a run; from a line of runs to the next, and from one to the next
+    apart_y: i64
+    apart_x: i64
+    scratch: i64  # bytes of scratch per thread
 
 
 class EndsStep(Step):
@@ -525,6 +543,7 @@ SEGMENTS = 13
 GROUPED_CONV = 14  # convolutions of groups of rows
 DIRECT_CONV = 15  # convolutions with channels last
 RECURRENCE = 16  # recurrent cells over time
+BYTE_CONV = 17  # convolutions of 8-bit numbers
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
@@ -556,7 +575,8 @@ FLAT = 4  # a thread has blocks of rows that are at most this many times as high
 # op -> the word of a step that says how much scratch a thread needs
 THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
                    GROUPED: GroupedStep.index("scratch"), GROUPED_CONV: GroupedConvStep.index("scratch"),
-                   DIRECT_CONV: DirectConvStep.index("scratch"), ATTENTION: AttentionStep.index("scratch")}
+                   DIRECT_CONV: DirectConvStep.index("scratch"), BYTE_CONV: ByteConvStep.index("scratch"),
+                   ATTENTION: AttentionStep.index("scratch")}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
 

@@ -52,6 +52,8 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
     in_place = dtype in ("f32", half_precision.BYTES)  # sums lie in the result
     thin = [THIN.get(gemv.routine(way, dtype, count, wide), 0) if 0 < count <= max(gemv.COUNTS[way]) else 0
             for way in ("dot", "spread") for wide in (False, True) for count in range(THIN_COUNTS)]
+    thin += [THIN[gemv.over_panels(count)] if dtype == half_precision.BYTES and 0 < count <= max(gemv.PANELS) else 0
+             for count in range(THIN_COUNTS)]
     return int64_array(_kind(
         number=number, answers=[-1] * QUESTIONS, item=size_of("i32") if in_place else size_of(dtype),
         f32=int(in_place), f64=int(dtype == "f64"),
@@ -62,10 +64,12 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
         most_spread=max(gemv.COUNTS["spread"]), thin=thin))
 
 
-def product_words(kind: int, number: int, dtype: str, alpha: float, beta: float, addend: bool) -> list[Word]:
+def product_words(kind: int, number: int, dtype: str, alpha: float, beta: float, addend: bool,
+                  panels: bool = False) -> list[Word]:
     """A `ProductPiece` without its windows. kind: address of the dtype's `Kind`."""
     beta, code = beta if addend else 0.0, "d" if dtype == "f64" else "f"
-    return [kind, number, bits(alpha, code), bits(beta, code), int(alpha != 1), int(beta != 1), int(addend)]
+    return [kind, number, bits(alpha, code), bits(beta, code), int(alpha != 1), int(beta != 1), int(addend),
+            int(panels)]
 
 
 def attention_words(kind: int, number: int, op: str, dtype: str, causal: bool, scale: Word,

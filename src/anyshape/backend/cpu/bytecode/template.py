@@ -17,7 +17,8 @@ from anyshape.backend.cpu.microkernels import gemv
 from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
-WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, FINISHED, BANDS, GROUPED = range(11)
+(WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, FINISHED, BANDS, GROUPED,
+ BYTE_CONV) = range(12)
 MOST_BODY = 320  # words of the body of a piece that is patched before it is encoded
 MOST_KERNEL = 1024  # of a kernel that reads a product in bands; others are steps by themselves
 MOST_DIMS = 12  # dims of its windows: those of more are PyTorch's
@@ -25,7 +26,8 @@ MOST_DIMS = 12  # dims of its windows: those of more are PyTorch's
 # `Kind.answers`
 FULL, FEW, MANY, THIN_ONES, OF_ATTENTION, OF_DTYPE = range(6)
 QUESTIONS = 6
-THIN_WAYS = 2 * 2  # "dot" and "spread", and of each the one that reads a narrow matrix
+OVER_PANELS = 2 * 2  # behind "dot" and "spread", and of each the one that reads a wide matrix
+THIN_WAYS = OVER_PANELS + 1
 THIN_COUNTS = gemv.PLACES + 1
 
 
@@ -93,6 +95,7 @@ class ProductPiece(Struct):
     scaled: i64  # 1: alpha is not 1; beta is not 1
     weighted: i64
     addend: i64  # 1: there is one
+    panels: i64  # 1: b lies in panels (ops/matmul.py), of bytes
     windows: Annotated[Array[i64], Inline(0)]  # of a, b, c, and the addend
 
 
@@ -147,6 +150,20 @@ class DirectConvPiece(Struct):
     grain: i64  # positions of the smallest tile
     turn: i64  # entry of what turns squares
     windows: Annotated[Array[i64], Inline(0)]
+
+
+class ByteConvPiece(Struct):
+    """A convolution of 8-bit numbers."""
+
+    kind: Kind
+    number: i64
+    kernel_y: i64
+    kernel_x: i64
+    stride_y: i64
+    stride_x: i64
+    dilation_y: i64
+    dilation_x: i64
+    windows: Annotated[Array[i64], Inline(0)]  # of x, w and the result
 
 
 class RegimesPiece(Struct):
@@ -228,4 +245,6 @@ def most_words(kind: int, body: Sequence[Word]) -> int:
         return words_of(host.CopyStep) + MOST_DIMS * words_of(host.CopyDim)
     if kind == ATTENTION:
         return words_of(host.AttentionStep)
+    if kind == BYTE_CONV:
+        return words_of(host.ByteConvStep)
     return words_of(host.DirectConvStep) if kind == DIRECT_CONV else len(body)

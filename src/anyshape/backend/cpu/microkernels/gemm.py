@@ -11,7 +11,8 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
     tile    (columns, rows, words, sums, step, add, ahead)   sums [rows of the panel, columns of it], f32, step bytes
-            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below)
+            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below); of 8-bit numbers
+            an eighth one, bytes from word to word of the columns
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
@@ -140,6 +141,9 @@ class _Packed(Routine):
         places = [[self.plus(self.plus(sums, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
                   for i in range(height)]
         fetch = self.fetch(ahead, height, vectors)
+        apart: Value | int = 4 * lanes * vectors
+        if self.dtype == BYTES:
+            apart = self.load("i64", 0, self.plus(ahead, 56), 8)
         chunk = CHAIN if self.dtype == "f32" else 1 << 30
         first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros
         for i in range(height):
@@ -147,7 +151,7 @@ class _Packed(Routine):
                 self.set(slots[i][j], constant(kind, 0, lanes))
         word = code.open_loop(first, code.intrinsic("smin", self.plus(first, chunk), words), 1)
         fetch(word)
-        column = self.plus(columns, self.times(word, 4 * lanes * vectors))
+        column = self.plus(columns, self.times(word, apart))
         row = self.plus(rows, self.times(word, 4 * height))
         factors = [self.load("f32", lanes, self.plus(column, 4 * lanes * j), 4) for j in range(vectors)]
         for i in range(height):

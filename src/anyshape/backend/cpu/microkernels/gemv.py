@@ -7,6 +7,8 @@ than the product itself, which then is bound by the bytes of the matrix. Two way
     dot    a row of the matrix holds the factors of one result: result[i, j] = sum over k of vector[i, k] * matrix[j, k]
     spread a row holds one factor of every result:              result[i, j] = sum over k of vector[i, k] * matrix[k, j]
 
+A third way, of 8-bit numbers in panels, is backend/cpu/microkernels/gemv_panels.py.
+
 All routines take i64: (matrix, step, inner, begin, end, places, element, result_step, scalars)
     matrix: address; step: bytes from row to row of it; inner: the extent of k; begin, end: the results j to compute
     places: addresses of 8 words with the addresses of the vectors, then 8 with those of their results at j = 0; where
@@ -27,10 +29,12 @@ from collections.abc import Callable, Collection
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.llvm.ir_builder import BITS, SUFFIX, Code, Value, constant, llvm_type
 from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.microkernels import gemv_panels
 
 PLACES = 8  # vectors at most
 COUNTS = {"dot": (1, 2, 4, 8), "spread": (1, 2, 4)}  # the routines' numbers of vectors
 DTYPES = ("f32", "f64", *half_precision.DTYPES)
+PANELS = (1, 2, 4, 8)  # numbers of vectors of the routines over panels
 ARGUMENTS = ("matrix", "step", "inner", "begin", "end", "places", "element", "result_step", "scalars")
 SUMS = 8  # vectors of sums at once: as many as hide the latency of a multiply-add
 AHEAD = 4096  # bytes of the matrix fetched ahead where the vectors take the processor's own attention
@@ -46,7 +50,13 @@ def routine(way: str, dtype: str, count: int, wide: bool = False) -> str:
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
     narrow = [f"{way}_{dtype}_{count}" for dtype in DTYPES for way in COUNTS for count in COUNTS[way]]
-    return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in half_precision.DTYPES)]
+    return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in half_precision.DTYPES),
+            *map(over_panels, PANELS)]
+
+
+def over_panels(count: int) -> str:
+    """The name of the routine over panels that does `count` vectors."""
+    return f"panels_{half_precision.BYTES}_{min(number for number in PANELS if number >= count)}"
 
 
 def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -56,6 +66,11 @@ def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     for name in routines():
         way, dtype, count, *wide = name.split("_")
         if dtype not in wanted or (dtype in half_precision.DTYPES and dtype not in half_precision.dtypes(target)):
+            continue
+        if way == "panels":
+            text, declared = gemv_panels.emit(target, name, ARGUMENTS, int(count), PLACES)
+            declarations |= declared
+            parts.append(text)
             continue
         body = _Thin(target, dtype, int(count), bool(wide))
         body.dot() if way == "dot" else body.spread()

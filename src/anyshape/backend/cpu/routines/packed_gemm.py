@@ -39,6 +39,7 @@ from anyshape.backend.cpu.bytecode.format import (
     PACKED_WIDE,
     PARALLEL_FLOPS,
     Block,
+    ByteConvStep,
     Functions,
     PackedProduct,
 )
@@ -57,6 +58,9 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address, copy_run, entry_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
+from anyshape.ops import matmul
+
+PANEL = matmul.PANEL  # columns of a panel where A lies in panels
 
 
 class PackedWork(Struct):
@@ -71,6 +75,7 @@ class PackedWork(Struct):
     blocks: i64
     members: i64
     sources: i64  # 0, or the order in which the rows of B are read
+    windows: ByteConvStep  # 0, or where the elements of the rows of B are
 
 
 class Fetch(Struct):
@@ -83,6 +88,7 @@ class Fetch(Struct):
     last: i64
     target: i64
     target_step: i64
+    apart: i64  # bytes from word to word of the columns that a tile of 8-bit numbers multiplies
 
 
 class PackedFrame(Struct):
@@ -95,8 +101,12 @@ class PackedFrame(Struct):
     target: i64
     bias: i64  # 0: none
     a: i64
+    first: i64  # which column lies there; 0, too, where it does not count
     b: i64
     sources: i64  # of these rows; 0: one after the other
+    windows: ByteConvStep  # 0, or where the elements of the rows are; the first row, and the first element to be packed
+    row: i64
+    element: i64
     gathered: i64  # where rows are gathered before they are packed
     row_panels: i64
     column_panels: i64
@@ -111,6 +121,17 @@ def run_packed(block: Block, step: PackedProduct) -> int:
     columns of blocks of rows."""
     data = new(PackedWork)
     threads = packed_threads(block, step, data)
+    if threads > 0:
+        parallel_for(block, packed_share, data, threads)
+    return 0
+
+
+def run_byte_conv(block: Block, step: ByteConvStep) -> int:
+    """A convolution of 8-bit numbers: a product, of which the rows are found in the images as they are packed."""
+    data = new(PackedWork)
+    threads = packed_threads(block, step.product, data)
+    data.windows = step
+    data.members = 1
     if threads > 0:
         parallel_for(block, packed_share, data, threads)
     return 0
@@ -224,14 +245,20 @@ def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, f
     frame.target = (address(block, step.c) + batch_place(step, batch, OF_C) + first_column * item
              + first_row * step.ldc * item)
     frame.bias = 0
-    frame.a = (address(block, step.a) + batch_place(step, batch, OF_A)
-             + first_column * step.a_lane)
+    frame.a = address(block, step.a) + batch_place(step, batch, OF_A)
+    frame.first = 0
+    if step.a_item == 0:
+        frame.first = first_column
+    else:
+        frame.a += first_column * step.a_lane
     frame.b = address(block, step.b) + batch_place(step, batch, OF_B)
     frame.sources = 0
-    if data.sources == 0:
-        frame.b += first_row * step.b_lane
-    else:
+    frame.windows = data.windows
+    frame.row = first_row
+    if data.sources != 0:
         frame.sources = data.sources + 8 * first_row
+    elif data.windows == 0:
+        frame.b += first_row * step.b_lane
     frame.gathered = scratch + step.scratch
     if step.bias.slot >= 0:
         frame.bias = (address(block, step.bias) + batch_place(step, batch, OF_BIAS)
@@ -265,12 +292,14 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
     count = minimum(deep, step.k - first)
     lanes = step.lanes
     grain = step.grain
+    frame.element = first
     if new != 0:
         pack(frame, frame.b + first * step.b_inner, step.b_item,
              step.b_lane, step.b_inner, frame.rows, count, frame.row_panels, 3 * grain,
              grain, 1)
     frame.room = parts(parts(count, per_word), lanes) * lanes
-    source = frame.a + first * step.a_inner
+    ready = step.a_item == 0  # A lies in panels
+    source = frame.a + (part * step.deep if ready else first) * step.a_inner
     most = 2 * lanes * group_of(step)
     column = 0
     while column < columns:
@@ -280,13 +309,17 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
             for i in range(frame.rows):
                 copy_run(place + i * step.ldc * item,
                          bias + i * step.bias_row + column * inner, width, item, inner, item)
-        pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
-             count, frame.column_panels, 2 * lanes, lanes, 0)
+        if ready:
+            frame.column_panels = source + column_place(frame, column)
+        else:
+            pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
+                 count, frame.column_panels, 2 * lanes, lanes, 0)
         if column + width < columns:
-            look_ahead(frame, source + (column + width) * a_step, minimum(most, columns - column - width), count)
+            look_ahead(frame, source + column_place(frame, column + width), minimum(most, columns - column - width),
+                       count)
         else:  # the first panel of the next block, or nothing
-            look_ahead(frame, source + deep * step.a_inner, minimum(most, columns),
-                       minimum(deep, step.k - first - deep))
+            look_ahead(frame, source + (step.deep if ready else deep) * step.a_inner + column_place(frame, 0),
+                       minimum(most, columns), minimum(deep, step.k - first - deep))
         frame.columns = width
         frame.target = place
         frame.bias = bias + column * inner if bias != 0 else 0
@@ -301,6 +334,15 @@ def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
     return 0
 
 
+def column_place(frame: PackedFrame, column: int) -> int:
+    """Bytes from where the frame's columns begin to one of them, which begins a panel or a half or quarter of it."""
+    step = frame.step
+    if step.a_item == 0:
+        column += frame.first
+        return column // PANEL * step.a_lane + column % PANEL * (step.a_inner // PANEL)
+    return column * step.a_lane
+
+
 def look_ahead(frame: PackedFrame, source: int, size: int, count: int) -> int:
     """Writes into the frame which lines the tiles are to fetch: those of `size` lanes by `count` elements of A,
     if there are any."""
@@ -311,7 +353,10 @@ def look_ahead(frame: PackedFrame, source: int, size: int, count: int) -> int:
     runs = 0
     run = 0
     run_step = 0
-    if inner_step == item:
+    if item == 0:
+        runs = 1
+        run = parts(parts(count, step.per_word) * inner_step, LINE)
+    elif inner_step == item:
         runs = size
         run = parts(count * item, LINE)
         run_step = lane_step
@@ -357,7 +402,9 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
     step = frame.step
     lanes = step.lanes
     way = PACKED_ANY
-    gathered = frame.sources if rows != 0 else 0
+    gathered = 0
+    if rows != 0:
+        gathered = frame.windows if frame.windows != 0 else frame.sources
     if inner_step == item or gathered != 0:
         way = PACKED_TURN
     elif lane_step == item:
@@ -392,8 +439,8 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
                 inner_apart = inner_step
                 if gathered != 0:
                     place = frame.gathered
-                    lane_apart = gather_rows(frame, source, item, inner_step, lane, minimum(lanes, end - lane),
-                                             minimum(chunk, count - part))
+                    lane_apart = gather(frame, source, item, inner_step, lane, minimum(lanes, end - lane), part,
+                                        minimum(chunk, count - part))
                     inner_apart = item
                 call_void(function, place, lane_apart, inner_apart, minimum(lanes, end - lane),
                           minimum(chunk, count - part), panel + lane_room * (lane - first) + word_room * words_before,
@@ -406,6 +453,14 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
     return 0
 
 
+def gather(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int, begin: int,
+           inner: int) -> int:
+    """Brings so many rows side by side, so many elements of each; bytes from one to the next."""
+    if frame.windows != 0:
+        return gather_windows(frame, first, count, begin, inner)
+    return gather_rows(frame, source, item, inner_step, first, count, inner)
+
+
 def gather_rows(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int,
                 inner: int) -> int:
     """The rows `first` and so on of the frame, so many with so many elements, side by side; bytes from one to the
@@ -414,6 +469,30 @@ def gather_rows(frame: PackedFrame, source: int, item: int, inner_step: int, fir
     for i in range(count):
         row = source + load64(frame.sources + 8 * (first + i)) * frame.step.b_lane
         copy_elements(frame.gathered + i * apart, row, inner, item, inner_step)
+    return apart
+
+
+def gather_windows(frame: PackedFrame, first: int, count: int, begin: int, inner: int) -> int:
+    """What the windows at so many positions of the frame see, from element `begin` of the block on, side by side;
+    bytes from one to the next."""
+    step = frame.windows
+    apart = inner + LINE
+    for i in range(count):
+        position = frame.row + first + i
+        line = position // step.out_x
+        source = (frame.b + line // step.out_y * step.image + line % step.out_y * step.down
+                  + position % step.out_x * step.across)
+        target = frame.gathered + i * apart
+        run = (frame.element + begin) // step.run
+        skip = (frame.element + begin) % step.run
+        left = inner
+        while left > 0:
+            size = minimum(step.run - skip, left)
+            copy_bytes(target, source + run // step.wide * step.apart_y + run % step.wide * step.apart_x + skip, size)
+            target += size
+            left -= size
+            skip = 0
+            run += 1
     return apart
 
 
@@ -465,6 +544,7 @@ def multiply_tiles(frame: PackedFrame, count: int, part: int) -> int:
     column_panel = frame.column_panels
     while column < columns:
         width = minimum(2 * lanes, parts(columns - column, lanes) * lanes)
+        frame.fetch.apart = step.a_inner if step.a_item == 0 else 4 * width
         row = 0
         row_panel = frame.row_panels
         while row < rows:

@@ -44,7 +44,7 @@ class Part:
 
 
 def peeled(program: LoopProgram, suffix: str, number: int) -> LoopProgram:
-    """The program of part `number`, from 1 on: its column stages have names of their own for all but what is reduced."""
+    """The program of part `number`, from 1 on: its column stages have names of their own for all but reductions."""
     every = [one for stage in program.stages for one in stage.instructions]
     own = {one.result for stage in program.stages if stage.level == "column" for one in stage.instructions
            if one.op != "reduce"}

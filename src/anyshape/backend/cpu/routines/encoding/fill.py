@@ -23,6 +23,7 @@ from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
     ATTENTION,
     BANDS,
+    BYTE_CONV,
     COPY,
     FINISHED,
     GIVEN,
@@ -34,6 +35,7 @@ from anyshape.backend.cpu.bytecode.template import (
     WORDS,
     AttentionPiece,
     BandsPiece,
+    ByteConvPiece,
     CopyPiece,
     DirectConvPiece,
     FinishedPiece,
@@ -47,6 +49,7 @@ from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
 from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
 from anyshape.backend.cpu.routines.encoding.attention import encode_attention
 from anyshape.backend.cpu.routines.encoding.bands import encode_bands
+from anyshape.backend.cpu.routines.encoding.byte_conv import encode_byte_conv
 from anyshape.backend.cpu.routines.encoding.copy import encode_copy
 from anyshape.backend.cpu.routines.encoding.direct_conv import encode_direct_conv
 from anyshape.backend.cpu.routines.encoding.grouped import encode_grouped
@@ -132,6 +135,8 @@ def fill_step(piece: Piece, values: Array[i64], out: Array[i64]) -> int:
         return encode_grouped(GroupedPiece(body), out)
     if kind == COPY:
         return encode_copy(CopyPiece(body), out)
+    if kind == BYTE_CONV:
+        return encode_byte_conv(ByteConvPiece(body), out)
     return encode_direct_conv(DirectConvPiece(body), out)
 
 

@@ -41,6 +41,7 @@ from anyshape.backend.cpu.bytecode.template import (
     MANY,
     MOST_DIMS,
     OF_DTYPE,
+    OVER_PANELS,
     QUESTIONS,
     THIN_COUNTS,
     THIN_ONES,
@@ -62,7 +63,9 @@ from anyshape.backend.cpu.native.compiler import (
     words,
     words_of,
 )
+from anyshape.ops import matmul
 
+PANEL, WORD = matmul.PANEL, matmul.WORD
 TOO_LARGE = 1 << 31  # sizes that BLAS takes are below
 DIM_WORDS, LIBRARY_WORDS, PACKED_WORDS = map(words_of, (Dim, LibraryProduct, PackedProduct))
 LOOP = 1 + 4  # words of a batch dim: its size, and the strides of a, b, c and the addend
@@ -190,6 +193,8 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
     one_row = left_window.rank == 1
     one_column = right_window.rank == 1
     dims = rank - 2 + one_row + one_column
+    if piece.panels and not are_panels(left_window, right_window, result_window):
+        return encode_call(piece.number, out)
     room = words(4 * MOST_DIMS)
     a = new(Matrix)
     b = new(Matrix)
@@ -201,15 +206,36 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
     addend.batch = tail(room, 3 * MOST_DIMS)
     take_matrix(a, left_window, left_window.numbers, tail(left_window.numbers, left_window.rank), left_window.rank,
                 one_row, 0, sizes, dims)
-    take_matrix(b, right_window, right_window.numbers, tail(right_window.numbers, right_window.rank),
-                right_window.rank, 0, one_column, sizes, dims)
+    if piece.panels:
+        b.slot = right_window.slot
+        b.bytes = right_window.offset
+        b.item = 1
+        b.rows = a.columns
+        b.columns = sizes[1]
+        b.row = right_window.numbers[5]
+        b.column = right_window.numbers[4]
+    else:
+        take_matrix(b, right_window, right_window.numbers, tail(right_window.numbers, right_window.rank),
+                    right_window.rank, 0, one_column, sizes, dims)
     take_matrix(c, result_window, sizes, tail(sizes, rank), rank, one_row, one_column, sizes, dims)
     if piece.addend:
         window = next_window(result_window)
         spread = words(MOST_DIMS)
         spread_strides(window.numbers, tail(window.numbers, window.rank), window.rank, sizes, rank, spread)
         take_matrix(addend, window, sizes, spread, rank, one_row, one_column, sizes, dims)
-    return encode_matrices(piece, a, b, c, addend, sizes, dims, out)
+    length = encode_matrices(piece, a, b, c, addend, sizes, dims, out)
+    if piece.panels and length > 0 and out[0] == PRODUCT:
+        PackedProduct(out).a_item = 0
+    return length
+
+
+def are_panels(left: Window, right: Window, result: Window) -> int:
+    """Whether these are a matrix of bytes, panels of another one that go with it, and their product."""
+    if left.rank != 2 or right.rank != 4 or result.rank != 2:
+        return 0
+    of = right.numbers  # sizes, then strides
+    return (of[2] == PANEL and of[3] == WORD and of[6] == WORD and of[7] == 1 and of[5] >= PANEL * WORD
+            and of[4] >= of[5] * of[1] and left.numbers[1] <= WORD * of[1] and result.numbers[1] <= PANEL * of[0])
 
 
 def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, batch: Array[i64], dims: int,
@@ -217,7 +243,7 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     """The words of a product of matrices, for each of the batch."""
     kind = piece.kind
     order = leading_of(c)
-    if order == 0:
+    if order == 0 or (order < 0 and piece.panels):
         return encode_call(piece.number, out)
     left = a
     right = b
@@ -236,7 +262,10 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     if leading <= 0 or (piece.addend and addend.column != 1 and c.item != addend.item):
         return encode_call(piece.number, out)  # such an addend is written into the result first
     thin = new(Thin)
-    find_thin(kind, left, right, c, thin)
+    if piece.panels:
+        find_over_panels(kind, left, right, c, thin)
+    else:
+        find_thin(kind, left, right, c, thin)
     if thin.function != 0 and not kind.half:
         ours = ask(kind, THIN_ONES)
         if ours < 0:
@@ -469,4 +498,20 @@ def find_thin(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: Thin) ->
     thin.element = element * kind.item
     thin.result = result * kind.item
     thin.result_step = result_step * kind.item
+    return 0
+
+
+def find_over_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: Thin) -> int:
+    """A product of few rows with a matrix that lies in panels (backend/cpu/microkernels/gemv_panels.py)."""
+    if c.rows >= THIN_COUNTS or left.columns == 0 or (left.column != 1 and left.columns != 1):
+        return 0
+    thin.function = kind.thin[THIN_COUNTS * OVER_PANELS + c.rows]
+    thin.second = 0
+    thin.rows = c.columns
+    thin.step = right.column
+    thin.count = c.rows
+    thin.vector = left.row
+    thin.element = 1
+    thin.result = c.row * c.item
+    thin.result_step = c.item
     return 0
