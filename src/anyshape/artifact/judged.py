@@ -1,7 +1,7 @@
 """Judged specialisations: records of a plan that came from a file, each checked by the plan's verifier before it is
 used.
 
-    layout of the buffers    plan/verify.py (`check_layout`): nothing alive shares a byte, all lies in the arena
+    layout of the buffers    plan/layout_judge.py: nothing alive shares a byte, all lies in the arena
     windows                  inside their buffers; an input's inside what the caller brought
     bytes                    below 2^62, in Python's numbers, before they become words of 64 bits
 """
@@ -12,7 +12,7 @@ from typing import Any
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.ir.program import KernelStep, Plan, Window, touched
-from anyshape.plan.verify import check_layout
+from anyshape.plan.layout_judge import LayoutJudge
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
@@ -31,6 +31,7 @@ class Judged(Specializer):
     def __init__(self, plan: Plan, *arguments: Any, **given: Any) -> None:
         super().__init__(plan, *arguments, **given)
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
+        self.judge = LayoutJudge(plan)
         self.bytes = {bytes_: name for name, bytes_ in reversed(sizes.items())}
         self.touched: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
         for number, step in enumerate(plan.steps):
@@ -54,7 +55,7 @@ class Judged(Specializer):
             raise InputError(f"{self.plan.name} does not take these sizes", why=str(error),
                              do="call it with other sizes") from error
         self._check_windows(record.values)
-        check_layout(self.plan, values, record.offsets, _top(self, record, values), record.kept)
+        self.judge.check(values, record.offsets, None, record.kept)
         return record
 
     def _check_facts(self, values: dict[str, int]) -> None:
@@ -100,10 +101,3 @@ def _end(window: Window, values: dict[str, int]) -> tuple[int, int] | None:
         reach = (n - 1) * evaluate(step, values)
         begin, last = begin + min(reach, 0), last + max(reach, 0)
     return begin * item, (last + 1) * item
-
-
-def _top(specializer: Any, record: Specialization, values: dict[str, int]) -> int:
-    """The end of the highest buffer, as the judge wants the arena: scratch lies above it."""
-    sizes = {b.name: evaluate(b.bytes, values) for b in specializer.plan.buffers}
-    top = max((offset + sizes[name] for name, offset in record.offsets.items()), default=0)
-    return (max(top, record.kept) + 63) // 64 * 64
