@@ -17,6 +17,7 @@ from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.python_codegen import function_of
 
 MOST_BYTES = 1 << 62
 
@@ -33,13 +34,17 @@ class Judged(Specializer):
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
         self.judge = LayoutJudge(plan)
         self.bytes = {bytes_: name for name, bytes_ in reversed(sizes.items())}
-        self.touched: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
+        found: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
         for number, step in enumerate(plan.steps):
             for window in touched(step):
                 if window.buffer in sizes:
-                    self.touched.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
+                    found.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
                 elif not isinstance(step, KernelStep):
                     raise VerifyError(f"step {number} of {plan.name} touches {window.buffer}, which is not there")
+        self.windows = tuple(found.values())
+        # of each window: bytes of its buffer, offset, sizes, strides
+        self.window_sizes = function_of([size for bytes_, type_, offset in found for size in
+                                         (bytes_, offset, *type_.shape, *type_.layout())], f"windows of {plan.name}")
 
     def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
         """See `Specializer`.
@@ -82,22 +87,22 @@ class Judged(Specializer):
 
     def _check_windows(self, values: dict[str, int]) -> None:
         """Whether what steps touch lies inside of the buffers."""
-        for (formula, *_), (number, window) in self.touched.items():
-            end, bytes_ = _end(window, values), evaluate(formula, values)
-            if end is not None and not 0 <= end[0] <= end[1] <= bytes_:
-                raise VerifyError(f"step {number} of {self.plan.name} touches bytes {end[0]} to {end[1]} of "
-                                  f"{window.buffer}, which has {bytes_}",
+        numbers = self.window_sizes(values)
+        at = 0
+        for number, window in self.windows:
+            bytes_, begin, rank = numbers[at], numbers[at + 1], len(window.type.shape)
+            shape, strides = numbers[at + 2:at + 2 + rank], numbers[at + 2 + rank:at + 2 + 2 * rank]
+            at += 2 + 2 * rank
+            if 0 in shape:
+                continue
+            last = begin
+            for n, step in zip(shape, strides, strict=True):
+                if (reach := (n - 1) * step) < 0:
+                    begin += reach
+                else:
+                    last += reach
+            item = size_of(window.type.dtype)
+            if not 0 <= begin * item <= (last + 1) * item <= bytes_:
+                raise VerifyError(f"step {number} of {self.plan.name} touches bytes {begin * item} to "
+                                  f"{(last + 1) * item} of {window.buffer}, which has {bytes_}",
                                   where=getattr(self.plan.steps[number], "where", ""), do="save the program again")
-
-
-def _end(window: Window, values: dict[str, int]) -> tuple[int, int] | None:
-    """The bytes that a window reaches over, from and to; None: it has no elements."""
-    shape = [evaluate(n, values) for n in window.type.shape]
-    if 0 in shape:
-        return None
-    item = size_of(window.type.dtype)
-    begin = last = evaluate(window.offset, values)
-    for n, step in zip(shape, window.type.layout(), strict=True):
-        reach = (n - 1) * evaluate(step, values)
-        begin, last = begin + min(reach, 0), last + max(reach, 0)
-    return begin * item, (last + 1) * item

@@ -42,8 +42,21 @@ class LayoutJudge:
         self.sizes = tuple(sizes)
         self.rows = tuple(sorted(rows, key=lambda row: (row.first, row.last)))
         # restored ones may share bytes with each other; those that are never alive are compared with all
-        self.apart = tuple(number for number, row in enumerate(self.rows) if row.is_restored or row.first > row.last)
-        self.ending = tuple(sorted(set(range(len(self.rows))) - set(self.apart), key=lambda one: self.rows[one].last))
+        self.apart = frozenset(number for number, row in enumerate(self.rows)
+                               if row.is_restored or row.first > row.last)
+        self.sweep = self._order()
+
+    def _order(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The rows that are not apart in order of their first steps, each with those whose lives have ended by then."""
+        order = [number for number in range(len(self.rows)) if number not in self.apart]
+        ending = sorted(order, key=lambda number: self.rows[number].last)
+        found, ended = [], 0
+        for number in order:
+            begun = ended
+            while self.rows[ending[ended]].last < self.rows[number].first:
+                ended += 1
+            found.append((number, tuple(ending[begun:ended])))
+        return tuple(found)
 
     def check(self, values: Mapping[str, int], offsets: Mapping[str, int], arena: int | None, kept: int) -> None:
         """Checks a layout at the symbols' `values`.
@@ -61,23 +74,24 @@ class LayoutJudge:
         sizes: dict[int, int] = {}  # of those that have a place: others may not be known yet
         spans: list[_Span | None] = []
         top = kept
-        for row in self.rows:
-            start = offsets.get(row.name)
+        for name, formula, _, _, is_restored, is_kept in self.rows:
+            start = offsets.get(name)
             if start is None:
                 spans.append(None)
                 continue
-            size = sizes.get(row.size)
+            size = sizes.get(formula)
             if size is None:
-                size = sizes[row.size] = evaluate(self.sizes[row.size], values)
+                size = sizes[formula] = evaluate(self.sizes[formula], values)
             stop = start + size
-            spans.append((start, stop, row.name))
+            spans.append((start, stop, name))
             if start < 0 or (arena is not None and stop > arena):
-                self._fail(f"buffer {row.name} at {start}..{stop} lies outside the arena of {arena} bytes")
-            if start % 64 and not row.is_restored:
-                self._fail(f"buffer {row.name} at {start} is not aligned to 64 bytes")
-            if start < kept < stop or (row.is_kept and stop > kept):
-                self._fail(f"buffer {row.name} at {start}..{stop} crosses the kept block of {kept} bytes")
-            top = max(top, stop)
+                self._fail(f"buffer {name} at {start}..{stop} lies outside the arena of {arena} bytes")
+            if start % 64 and not is_restored:
+                self._fail(f"buffer {name} at {start} is not aligned to 64 bytes")
+            if start < kept < stop or (is_kept and stop > kept):
+                self._fail(f"buffer {name} at {start}..{stop} crosses the kept block of {kept} bytes")
+            if stop > top:
+                top = stop
         if arena is not None and (top + 63) // 64 * 64 != arena:
             self._fail(f"the arena is {arena} bytes, the highest buffer ends at {top}")
         self._check_sweep(spans)
@@ -86,18 +100,15 @@ class LayoutJudge:
     def _check_sweep(self, spans: list[_Span | None]) -> None:
         """Goes over the steps with what is alive in order of offsets: that is apart, so that what is new can only meet
         its neighbours."""
-        ending, rows = self.ending, self.rows
         alive: list[_Span] = []
-        ended = 0
-        for number, row in enumerate(rows):
+        for number, over_numbers in self.sweep:
             span = spans[number]
-            if span is None or span[0] >= span[1] or row.is_restored or row.first > row.last:
-                continue
-            while rows[ending[ended]].last < row.first:
-                over = spans[ending[ended]]
+            for other in over_numbers:
+                over = spans[other]
                 if over is not None and over[0] < over[1]:
                     alive.pop(bisect_left(alive, over))
-                ended += 1
+            if span is None or span[0] >= span[1]:
+                continue
             place = bisect_left(alive, span)
             if place and alive[place - 1][1] > span[0]:
                 self._fail_shared(alive[place - 1], span)
@@ -106,7 +117,7 @@ class LayoutJudge:
             alive.insert(place, span)
 
     def _check_pairs(self, spans: list[_Span | None]) -> None:
-        for number in self.apart:
+        for number in sorted(self.apart):
             one, row = spans[number], self.rows[number]
             for other, beside in zip(spans, self.rows, strict=True):
                 if one is not None and other is not None and beside is not row and not (
