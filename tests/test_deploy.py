@@ -144,6 +144,23 @@ def test_calls_at_once_do_not_meet(file: Path, data: Path) -> None:
     assert not wrong, wrong[0]
 
 
+@pytest.mark.parametrize("trust", (True, False))
+def test_a_call_with_fewer_threads_than_torch_does_not_use_its_products(file: Path, data: Path, trust: bool) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with load(file, trust_native=trust, threads=1) as run, load(file, trust_native=trust, threads=2) as other, \
+                np.load(data) as found:
+            x, y = found["x0"], found["y0"]
+            blas = [one.program.runner.native.blas for one in (run, other)]
+            assert not (blas[0].sgemm or blas[0].dgemm or blas[0].sgemm_batch or blas[0].dgemm_batch)
+            assert blas[1].sgemm and blas[0].parallel == blas[1].parallel
+            for one in (run, other):
+                np.testing.assert_allclose(one(x), y, rtol=1e-5, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_close_gives_all_back(file: Path) -> None:
     def mapped() -> bool:
         return str(file) in Path("/proc/self/maps").read_text()

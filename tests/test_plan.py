@@ -20,6 +20,7 @@ from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
 from anyshape.plan.ir.liveness import LiveRanges, live_bytes, peak_bytes
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, Plan, Window, touched
 from anyshape.plan.ir.show import show
+from anyshape.plan.layout_judge import LayoutJudge
 from anyshape.plan.memory.inplace_reuse import written_over
 from anyshape.plan.memory.offset_problem import OffsetAssignment, OffsetProblem
 from anyshape.plan.memory.output_as_scratch import alias_buffers
@@ -205,6 +206,31 @@ def test_the_judge_refuses():
         judge(plan, values, good.offsets, good.arena, good.kept - 64)
     with pytest.raises(VerifyError, match="no offset"):
         judge(dataclasses.replace(plan, offsets=()), values)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_judge_finds_what_shares_bytes_as_a_look_at_all_pairs_does(seed):
+    generator = random.Random(seed)
+    steps, arena = 8, 64 * generator.choice((3, 8, 40))
+    buffers = []
+    for i in range(generator.randrange(2, 9)):
+        first = generator.randrange(steps)
+        home = Restored(i) if generator.random() < 0.2 else Temp()
+        buffers.append(Buffer(f"v{i}", generator.choice((0, 4, 64, 100)), home, first,
+                              first + generator.choice((-1, 0, 1, 4))))
+    offsets = {b.name: 64 * generator.randrange((arena - b.bytes) // 64 + 1) for b in buffers}
+    kept = max((offsets[b.name] + align(b.bytes) for b in buffers if b.is_restored), default=0)
+    buffers = [b for b in buffers if b.is_restored or offsets[b.name] >= kept] + [Buffer("top", 64, Temp(), 0, steps)]
+    offsets["top"] = max(arena, align(kept))
+    spans = [(offsets[b.name], offsets[b.name] + b.bytes, 0 if b.is_restored else b.first, b.last, b) for b in buffers]
+    wrong = any(min(a[1], b[1]) > max(a[0], b[0]) and a[2] <= b[3] and b[2] <= a[3] and not (
+        a[4].is_restored and b[4].is_restored) for a, b in itertools.combinations(spans, 2))
+    plan = problem(buffers, steps)
+    try:
+        LayoutJudge(plan).check({}, offsets, offsets["top"] + 64, kept)
+        assert not wrong
+    except VerifyError as error:
+        assert wrong and "alive together" in error.why
 
 
 def test_a_new_shape_costs_little():

@@ -1,7 +1,7 @@
 """Judged specialisations: records of a plan that came from a file, each checked by the plan's verifier before it is
 used.
 
-    layout of the buffers    plan/verify.py (`check_layout`): nothing alive shares a byte, all lies in the arena
+    layout of the buffers    plan/layout_judge.py: nothing alive shares a byte, all lies in the arena
     windows                  inside their buffers; an input's inside what the caller brought
     bytes                    below 2^62, in Python's numbers, before they become words of 64 bits
 """
@@ -12,11 +12,12 @@ from typing import Any
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.ir.program import KernelStep, Plan, Window, touched
-from anyshape.plan.verify import check_layout
+from anyshape.plan.layout_judge import LayoutJudge
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.python_codegen import function_of
 
 MOST_BYTES = 1 << 62
 
@@ -31,14 +32,19 @@ class Judged(Specializer):
     def __init__(self, plan: Plan, *arguments: Any, **given: Any) -> None:
         super().__init__(plan, *arguments, **given)
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
+        self.judge = LayoutJudge(plan)
         self.bytes = {bytes_: name for name, bytes_ in reversed(sizes.items())}
-        self.touched: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
+        found: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
         for number, step in enumerate(plan.steps):
             for window in touched(step):
                 if window.buffer in sizes:
-                    self.touched.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
+                    found.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
                 elif not isinstance(step, KernelStep):
                     raise VerifyError(f"step {number} of {plan.name} touches {window.buffer}, which is not there")
+        self.windows = tuple(found.values())
+        # of each window: bytes of its buffer, offset, sizes, strides
+        self.window_sizes = function_of([size for bytes_, type_, offset in found for size in
+                                         (bytes_, offset, *type_.shape, *type_.layout())], f"windows of {plan.name}")
 
     def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
         """See `Specializer`.
@@ -54,7 +60,7 @@ class Judged(Specializer):
             raise InputError(f"{self.plan.name} does not take these sizes", why=str(error),
                              do="call it with other sizes") from error
         self._check_windows(record.values)
-        check_layout(self.plan, values, record.offsets, _top(self, record, values), record.kept)
+        self.judge.check(values, record.offsets, None, record.kept)
         return record
 
     def _check_facts(self, values: dict[str, int]) -> None:
@@ -81,29 +87,22 @@ class Judged(Specializer):
 
     def _check_windows(self, values: dict[str, int]) -> None:
         """Whether what steps touch lies inside of the buffers."""
-        for (formula, *_), (number, window) in self.touched.items():
-            end, bytes_ = _end(window, values), evaluate(formula, values)
-            if end is not None and not 0 <= end[0] <= end[1] <= bytes_:
-                raise VerifyError(f"step {number} of {self.plan.name} touches bytes {end[0]} to {end[1]} of "
-                                  f"{window.buffer}, which has {bytes_}",
+        numbers = self.window_sizes(values)
+        at = 0
+        for number, window in self.windows:
+            bytes_, begin, rank = numbers[at], numbers[at + 1], len(window.type.shape)
+            shape, strides = numbers[at + 2:at + 2 + rank], numbers[at + 2 + rank:at + 2 + 2 * rank]
+            at += 2 + 2 * rank
+            if 0 in shape:
+                continue
+            last = begin
+            for n, step in zip(shape, strides, strict=True):
+                if (reach := (n - 1) * step) < 0:
+                    begin += reach
+                else:
+                    last += reach
+            item = size_of(window.type.dtype)
+            if not 0 <= begin * item <= (last + 1) * item <= bytes_:
+                raise VerifyError(f"step {number} of {self.plan.name} touches bytes {begin * item} to "
+                                  f"{(last + 1) * item} of {window.buffer}, which has {bytes_}",
                                   where=getattr(self.plan.steps[number], "where", ""), do="save the program again")
-
-
-def _end(window: Window, values: dict[str, int]) -> tuple[int, int] | None:
-    """The bytes that a window reaches over, from and to; None: it has no elements."""
-    shape = [evaluate(n, values) for n in window.type.shape]
-    if 0 in shape:
-        return None
-    item = size_of(window.type.dtype)
-    begin = last = evaluate(window.offset, values)
-    for n, step in zip(shape, window.type.layout(), strict=True):
-        reach = (n - 1) * evaluate(step, values)
-        begin, last = begin + min(reach, 0), last + max(reach, 0)
-    return begin * item, (last + 1) * item
-
-
-def _top(specializer: Any, record: Specialization, values: dict[str, int]) -> int:
-    """The end of the highest buffer, as the judge wants the arena: scratch lies above it."""
-    sizes = {b.name: evaluate(b.bytes, values) for b in specializer.plan.buffers}
-    top = max((offset + sizes[name] for name, offset in record.offsets.items()), default=0)
-    return (max(top, record.kept) + 63) // 64 * 64

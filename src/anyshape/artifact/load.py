@@ -76,7 +76,7 @@ def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify:
         check_digests(container, head, verify)
         weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
         driver = NumpyDriver(threads)
-        target, plan, kernels = _trusted(container) if trust_native else _compiled(container, head)
+        target, plan, kernels = _trusted(container, threads) if trust_native else _compiled(container, head, threads)
         return LoadedModel(container, head, target, plan, kernels, weights, driver)
     except BaseException:
         container.close()
@@ -127,17 +127,17 @@ def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
                               "copy the file again")
 
 
-def _trusted(container: Container) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
+def _trusted(container: Container, threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The plan and the machine code of the file."""
     code = NativeCode(container)
     plan = parse_plan(container.text("plan.txt"), f"{container.path}: plan.txt")
     names = dict.fromkeys(name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
                           for one in part.regimes for name in one.kernels)
-    target = deployment().trusted_target(code.machine, code)
+    target = deployment().trusted_target(code.machine, code, threads)
     return target, plan, code.kernels(names)
 
 
-def _compiled(container: Container, head: Head) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
+def _compiled(container: Container, head: Head, threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The graph of the file, compiled by this process."""
     try:
         import llvmlite  # noqa: F401
@@ -150,7 +150,7 @@ def _compiled(container: Container, head: Head) -> tuple[Any, Plan, Sequence[Loa
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
     config = Config.make()
     with _compiling:
-        target = deployment().compiling_target(cache_of(config))
+        target = deployment().compiling_target(cache_of(config), threads)
         try:
             planned = plan_graph(graph, target, config, needed=needed)
         except Exception as error:  # the border to a stranger's graph

@@ -23,7 +23,8 @@ MOST_DEPTH = 64  # of brackets
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"#[ \t]?([^\n]*)")
 _SPACE = re.compile(r"[ \t]*")
-_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_COMMA = re.compile(r"[ \t]*,[ \t]*")
+_BLANK = re.compile(r"(?:\s+|#[^\n]*)*")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 # a whole type on one line, which is the same wherever its text stands
@@ -190,13 +191,14 @@ class Scanner:
 
     def list_items(self) -> Iterator[None]:
         """Once per item of a list with commas; the caller reads the item."""
+        self.skip_space()
         while True:
-            self.skip_space()
             yield
-            self.skip_space()
-            if not self.on(","):
+            match = _COMMA.match(self.text, self.at)
+            if match is None:
+                self.skip_space()
                 return
-            self.expect(",")
+            self.at = match.end()
 
     # ---- characters
 
@@ -217,9 +219,10 @@ class Scanner:
         return True
 
     def skip_space(self) -> bool:
-        match = _SPACE.match(self.text, self.at)
-        assert match is not None
-        self.at = match.end()
+        if self.text.startswith((" ", "\t"), self.at):
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None
+            self.at = match.end()
         return True
 
     def skip_blank(self) -> None:
@@ -236,18 +239,20 @@ class Scanner:
         return self.text.startswith(text, self.at)
 
     def on_word(self, word: str) -> bool:
+        if not self.text.startswith(word, self.at):
+            return False
         end = self.at + len(word)
-        return self.on(word) and not (end < len(self.text) and (self.text[end].isalnum() or self.text[end] == "_"))
+        return not (end < len(self.text) and (self.text[end].isalnum() or self.text[end] == "_"))
+
+    # each of these looks where it is first: most often there is no space to skip
 
     def word(self, word: str) -> None:
-        self.skip_space()
-        if not self.on_word(word):
+        if not self.on_word(word) and self.skip_space() and not self.on_word(word):
             self.fail(f"expected {word!r}", f"see the text form of {self.what}s")
         self.at += len(word)
 
     def expect(self, text: str) -> None:
-        self.skip_space()
-        if not self.on(text):
+        if not self.text.startswith(text, self.at) and self.skip_space() and not self.on(text):
             self.fail(f"expected {text!r}", f"see the text form of {self.what}s")
         self.at += len(text)
 
@@ -262,9 +267,10 @@ class Scanner:
 
     def take(self, pattern: re.Pattern[str], what: str) -> str:
         self.skip_space()
-        match = self.match(pattern)
+        match = pattern.match(self.text, self.at)
         if match is None:
             self.fail(f"expected {what}", f"see the text form of {self.what}s")
+        self.at = match.end()
         return match[0]
 
     def until(self, stops: str) -> str:

@@ -1,5 +1,5 @@
-"""The verifier of plans: the judge of a plan's order, and of its layout at given sizes; knows nothing of how
-plan/memory/symbolic_allocator.py works."""
+"""The verifier of plans: the judge of a plan's order, lives and launch groups; the one of its layout at given sizes is
+plan/layout_judge.py."""
 from __future__ import annotations
 
 import itertools
@@ -21,6 +21,7 @@ from anyshape.plan.ir.program import (
     step_writes,
     touched,
 )
+from anyshape.plan.layout_judge import LayoutJudge, life_of
 from anyshape.sym.expr import evaluate
 
 
@@ -38,8 +39,9 @@ def verify(plan: Plan, stage: str = "") -> None:
     try:
         _check_order(plan)
         _check_lives(plan)
+        buffers = {buffer.name: buffer for buffer in plan.buffers}
         for first, last in plan.together:
-            _check_group(plan, first, last)
+            _check_group(plan, first, last, buffers)
         if plan.offsets:
             judge(plan, {name: hints.get(name, 64) for name in names})
     except VerifyError as error:
@@ -66,41 +68,9 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     _check_order(plan)
     if offsets is None:
         offsets = {name: evaluate(offset, values) for name, offset in plan.offsets}
-    check_layout(plan, values, offsets, evaluate(plan.arena, values) if arena is None else arena,
-                 evaluate(plan.kept, values) if kept is None else kept)
+    LayoutJudge(plan).check(values, offsets, evaluate(plan.arena, values) if arena is None else arena,
+                            evaluate(plan.kept, values) if kept is None else kept)
     return lower_bound(plan, values)
-
-
-def check_layout(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int], arena: int, kept: int) -> None:
-    """What `judge` checks of a layout, of a plan whose order is right."""
-    placed: list[tuple[int, int, tuple[int, int], Buffer]] = []
-    top = kept
-    for buffer in plan.buffers:
-        if buffer.in_arena and buffer.name not in offsets:
-            _fail(plan, f"buffer {buffer.name} has no offset")
-        if buffer.name not in offsets or buffer.is_optional:
-            continue
-        start = offsets[buffer.name]
-        stop = start + evaluate(buffer.bytes, values)
-        if start < 0 or stop > arena:
-            _fail(plan, f"buffer {buffer.name} at {start}..{stop} lies outside the arena of {arena} bytes")
-        if not buffer.is_restored and start % 64:
-            _fail(plan, f"buffer {buffer.name} at {start} is not aligned to 64 bytes")
-        if start < kept < stop or ((buffer.is_saved or buffer.is_restored) and stop > kept):
-            _fail(plan, f"buffer {buffer.name} at {start}..{stop} crosses the kept block of {kept} bytes")
-        top = max(top, stop)
-        placed.append((start, stop, _life(plan, buffer), buffer))
-    if (top + 63) // 64 * 64 != arena:
-        _fail(plan, f"the arena is {arena} bytes, the highest buffer ends at {top}")
-    placed.sort(key=lambda entry: entry[0])
-    for i, (_, stop, (first, last), one) in enumerate(placed):
-        for other_start, other_stop, (other_first, other_last), other in itertools.islice(placed, i + 1, None):
-            if other_start >= stop:
-                break  # as all behind it
-            shared = min(stop, other_stop) - other_start
-            together = first <= other_last and other_first <= last
-            if shared > 0 and together and not (one.is_restored and other.is_restored):
-                _fail(plan, f"buffers {one.name} and {other.name} are alive together and share {shared} bytes")
 
 
 def _check_order(plan: Plan) -> None:
@@ -155,7 +125,7 @@ def _check_lives(plan: Plan) -> None:
                 _fail(plan, f"step {number} drops what is needed later, or takes what is there: {', '.join(wrong)}")
 
 
-def _check_group(plan: Plan, first: int, last: int) -> None:
+def _check_group(plan: Plan, first: int, last: int, buffers: Mapping[str, Buffer]) -> None:
     """Products side by side, of which none touches what another writes, and which all find their buffers; kernels."""
     if not 0 <= first <= last < len(plan.steps):
         _fail(plan, f"there are no steps {first}-{last} to be done as one")
@@ -169,10 +139,9 @@ def _check_group(plan: Plan, first: int, last: int) -> None:
             _fail(plan, f"steps {first}-{end - 1} cannot run side by side: one writes what another touches")
     if not all(isinstance(step, KernelStep) for step in plan.steps[end:last + 1]):
         _fail(plan, f"steps {first}-{last} cannot be done as one: a kernel comes before a product")
-    held = {window.buffer for step in products for window in touched(step)}
-    for buffer in plan.buffers:
-        if buffer.name in held and not (buffer.first <= first and buffer.last >= end - 1):
-            _fail(plan, f"{buffer.name} is not there in all of steps {first}-{end - 1}, which run side by side")
+    for name in dict.fromkeys(window.buffer for step in products for window in touched(step)):
+        if name in buffers and not (buffers[name].first <= first and buffers[name].last >= end - 1):
+            _fail(plan, f"{name} is not there in all of steps {first}-{end - 1}, which run side by side")
 
 
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
@@ -182,17 +151,11 @@ def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     change = [0] * (len(plan.steps) + 2)
     for buffer in inside:
         bytes_ = evaluate(buffer.bytes, values)
-        first, last = _life(plan, buffer)
+        first, last = life_of(buffer, len(plan.steps))
         if first <= last:
             change[max(first, 0)] += bytes_
             change[min(last, len(plan.steps)) + 1] -= bytes_
     return max(itertools.accumulate(change))
-
-
-def _life(plan: Plan, buffer: Buffer) -> tuple[int, int]:
-    first = 0 if buffer.is_restored else buffer.first
-    last = len(plan.steps) if buffer.is_saved else buffer.last
-    return first, last
 
 
 def _fail(plan: Plan, why: str) -> None:

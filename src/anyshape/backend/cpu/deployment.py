@@ -6,6 +6,7 @@ import hashlib
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -102,22 +103,25 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
     return machine, found
 
 
-def trusted_target(machine: Machine, code: CodeSource) -> CpuTarget:
-    """The processor with machine code that was made before."""
-    return deployed_target(NativeRoutines(machine, None, libraries(), code))
+def trusted_target(machine: Machine, code: CodeSource, threads: int = 0) -> CpuTarget:
+    """The processor with machine code that was made before. threads: of a call at most; 0: all."""
+    return deployed_target(NativeRoutines(machine, None, libraries(threads), code))
 
 
-def compiling_target(cache: ObjectCache | None) -> CpuTarget:
-    """The processor, for which this process compiles."""
-    return deployed_target(kept_routines(libraries(), cache))
+def compiling_target(cache: ObjectCache | None, threads: int = 0) -> CpuTarget:
+    """The processor, for which this process compiles. threads: of a call at most; 0: all."""
+    return deployed_target(kept_routines(libraries(threads), cache))
 
 
-def libraries() -> Blas:
-    """The native libraries of this process: torch's where it is loaded already, so that both share their threads."""
-    if sys.modules.get("torch") is not None:
-        from anyshape.backend.cpu.machine.torch_libs import library
-        return library()
-    return without_blas()
+def libraries(threads: int = 0) -> Blas:
+    """The native libraries of this process: torch's where it is loaded already, so that both share their threads. Its
+    products run on as many threads as torch is set to: they are left out where a call may have another number."""
+    if sys.modules.get("torch") is None:
+        return without_blas()
+    from anyshape.backend.cpu.machine.torch_libs import library, threads_of_products
+    found = library()
+    return found if threads in (0, threads_of_products()) else replace(found, sgemm=0, dgemm=0, sgemm_batch=0,
+                                                                       dgemm_batch=0)
 
 
 def deployed_target(native: NativeRoutines) -> CpuTarget:

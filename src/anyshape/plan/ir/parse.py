@@ -46,7 +46,9 @@ HOMES: dict[str, Callable[..., Home]] = {
 INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
 _FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
 _BYTES = re.compile(r"(.+?) bytes\b")
+_LIFE = re.compile(r"[ \t]*([^\n]+?) bytes[ \t]+steps[ \t]+(-?\d{1,19})-(-?\d{1,19})(?!\d)")
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
+_ALONE = re.compile(rf"[ \t]*({NAME.pattern})(?=[ \t]*(?:[,;|){{\n#]|->))")  # a name without offset or type
 _CONDITION = re.compile(r"([^\n]+?) >= 0")
 
 
@@ -90,6 +92,7 @@ class _Reader(Scanner):
     def start(self) -> None:
         self.types: dict[str, TensorType] = {}
         self.bare: set[str] = set()
+        self.wholes: dict[str, Window] = {}
         self.inputs: list[TensorType | str] = []
         self.tape: dict[int, int] = {}
         self.buffers: list[Buffer] = []
@@ -197,14 +200,7 @@ class _Reader(Scanner):
             self.types[name] = kind
         if bare:
             self.bare.add(name)
-        self.skip_space()
-        start = self.at
-        match = self.match(_BYTES)
-        if match is None:
-            self.fail("expected the bytes of the buffer", "write: 4*n bytes  steps 0-3", start)
-        bytes_ = self.size(match[1], start)
-        self.word("steps")
-        first, last = self.span()
+        bytes_, first, last = self.life()
         if home is None:
             home = self.home()
         self.skip_space()
@@ -212,6 +208,19 @@ class _Reader(Scanner):
             self.expect("@")
             self.offsets.append((name, self.field()))
         self.buffers.append(Buffer(name, bytes_, home, first, last, **self.attributes(Buffer)))
+
+    def life(self) -> tuple[Size, int, int]:
+        """The bytes of a buffer, and the first and the last step at which it is there."""
+        if match := self.match(_LIFE):
+            return self.size(match[1], match.start(1)), int(match[2]), int(match[3])
+        self.skip_space()
+        start = self.at
+        match = self.match(_BYTES)
+        if match is None:
+            self.fail("expected the bytes of the buffer", "write: 4*n bytes  steps 0-3", start)
+        bytes_ = self.size(match[1], start)
+        self.word("steps")
+        return bytes_, *self.span()
 
     def home(self) -> Home:
         self.skip_space()
@@ -370,19 +379,16 @@ class _Reader(Scanner):
         """The step, with its source line and what stands in braces below."""
         self.skip_space()
         comment = self.match(COMMENT)
-        if comment and comment[1].strip():
-            given["where"] = comment[1].strip()
+        if comment and (where := comment[1].strip()):
+            given["where"] = where
         start = self.at
         given |= self.attributes(cls)
-        missing = [field.name for field in dataclasses.fields(cls)
-                   if field.default is dataclasses.MISSING and field.name not in given]
-        if missing:
+        if missing := [name for name in _needed(cls) if name not in given]:
             self.fail(f"{', '.join(missing)} is missing", f"write it below: {{{missing[0]}=...}}", start)
         return cls(**given)
 
     def attributes(self, cls: type[Any]) -> dict[str, Any]:
         """What stands in braces, at the end of a line or below it."""
-        self.skip_space()
         self.end_of_line()
         start = self.at
         self.skip_blank()
@@ -418,6 +424,8 @@ class _Reader(Scanner):
         return tuple(self.entry(",\n#{") for _ in self.list_items())
 
     def entry(self, stops: str) -> Window | Expr | Literal | None:
+        if (window := self.whole()) is not None:
+            return window
         self.skip_space()
         if self.on_word("None"):
             self.word("None")
@@ -432,7 +440,20 @@ class _Reader(Scanner):
             return self.window()
         return self.size(text, start)
 
+    def whole(self) -> Window | None:
+        """The whole of a buffer, where a name stands alone: most of what steps touch."""
+        match = _ALONE.match(self.text, self.at)
+        if match is None or match[1] not in self.bare or match[1] not in self.types:
+            return None
+        self.at = match.end()
+        found = self.wholes.get(match[1])
+        if found is None:
+            found = self.wholes[match[1]] = Window(match[1], self.types[match[1]])
+        return found
+
     def window(self) -> Window:
+        if (window := self.whole()) is not None:
+            return window
         self.skip_space()
         start = self.at
         name, _ = self.name("a buffer")
@@ -510,12 +531,19 @@ class _Reader(Scanner):
         return int(match[1]), int(match[2])
 
     def end_of_line(self) -> None:
-        self.skip_space()
-        self.match(COMMENT)
-        super().end_of_line()
+        if not self.on("\n"):
+            self.skip_space()
+            self.match(COMMENT)
+            super().end_of_line()
 
     def line(self) -> int:
         return self.line_number()
+
+
+@lru_cache(maxsize=64)
+def _needed(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a class that have no default."""
+    return tuple(field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING)
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,25 @@ what is made of them. The plan's runner (backend/interface.py) adds an expressio
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.program import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, TiledGemmStep, Window
-from anyshape.sym.expr import Size
+from anyshape.plan.ir.program import (
+    Buffer,
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Step,
+    TiledGemmStep,
+    Window,
+)
+from anyshape.sym.expr import Expr, Size, symbols_of
 from anyshape.sym.python_codegen import FUNCTIONS, Formulas, name_of
 
 STATUS_BUFFER = "status"
@@ -120,15 +132,53 @@ def size_function(plan: Plan, encoder: Encoder) -> SizeFunction:
         formulas.tuple_of(plan.nonnegative),
         formulas.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
-    seen = PlanFormulas(plan, slots)
-    windows = "(" + "".join(seen.windows(step) + ", " for step in plan.steps) + ")"
-    symbols = tuple(sorted(formulas.symbols | seen.symbols))
-    given = ", ".join(name_of(s) for s in symbols)
-    lines = [f"def shape({given}):", *formulas.lines, f"    return ({', '.join(parts)})",
-             f"def windows({given}):", *seen.lines, f"    return {windows}"]
+    symbols = tuple(sorted(formulas.symbols | _symbols_of_windows(plan)))
+    shape = _function(plan, symbols, formulas.lines, f"({', '.join(parts)})", names)
+    return SizeFunction(symbols, slots, placed, shape, WindowTypes(plan, slots, symbols))
+
+
+def _function(plan: Plan, symbols: Sequence[str], lines: Sequence[str], result: str,
+              names: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
+    """The function of the symbols' values that these lines are."""
+    text = "\n".join([f"def shape({', '.join(map(name_of, symbols))}):", *lines, f"    return {result}"])
     space: dict[str, Any] = {**FUNCTIONS, **names}
-    exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), space)
-    return SizeFunction(symbols, slots, placed, space["shape"], space["windows"])
+    exec(compile(text, f"<sizes of {plan.name}>", "exec"), space)
+    return space["shape"]  # type: ignore[no-any-return]
+
+
+class WindowTypes:
+    """See `SizeFunction.windows`. Generated when a call first needs it: most plans have no step that PyTorch does."""
+
+    def __init__(self, plan: Plan, slots: Mapping[str, int], symbols: Sequence[str]) -> None:
+        self.plan, self.slots, self.symbols = plan, slots, symbols
+
+    def __call__(self, *numbers: int) -> tuple[Any, ...]:
+        return self.function(*numbers)
+
+    @cached_property
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """The generated function."""
+        seen = PlanFormulas(self.plan, self.slots)
+        result = "(" + "".join(seen.windows(step) + ", " for step in self.plan.steps) + ")"
+        return _function(self.plan, self.symbols, seen.lines, result, {})
+
+
+def _symbols_of_windows(plan: Plan) -> set[str]:
+    """The symbols in what steps touch beside windows of kernels."""
+    sizes: set[Size] = set()
+    for step in plan.steps:
+        if isinstance(step, CopyStep):
+            entries: tuple[Any, ...] = (step.source, step.target)
+        elif isinstance(step, LibraryStep | ExternStep):
+            entries = (*step.inputs, *step.outputs)
+        else:
+            continue
+        for entry in entries:
+            if isinstance(entry, Window):
+                sizes.update(entry.type.shape, entry.type.strides or (), (entry.offset,))
+            elif isinstance(entry, Expr):
+                sizes.add(entry)
+    return {symbol for size in sizes for symbol in symbols_of(size)}
 
 
 def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:

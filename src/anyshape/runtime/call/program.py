@@ -56,7 +56,7 @@ class Program:
         self.runner = specializer.runner
         self.layout = self.runner.sizes
         self.steps = steps
-        self.binder = Binder(plan, self.layout.symbols, known, specializer.names, driver)
+        self.binder = Binder(plan, self.layout.symbols, known, specializer.names, driver, bound)
         self.specializations: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided, driver, bound)
@@ -65,7 +65,8 @@ class Program:
         self.dtypes = tuple(driver.dtypes[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate, self.address = driver.result, driver.address
         self.places = sorted((position, index) for index, position in enumerate(plan.restored))
-        self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType)]
+        # of what a call brings
+        self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType) and i not in bound]
         self.scalars = [i for i in self.tensors if not plan.inputs[i].shape]  # type: ignore[union-attr]
         self.written = written_inputs(plan)
         self.order = result_order(plan, {b.name: i for i, b in enumerate(specializer.outputs)})

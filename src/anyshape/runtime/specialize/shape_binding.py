@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
@@ -34,14 +35,16 @@ class _Source:
 
 
 class Binder:
-    """Binds the symbols of one plan; those in `known` may come from outside (from a tape).
+    """Binds the symbols of one plan; those in `known` may come from outside (from a tape). given: inputs that are the
+    same in every call, by position, which are looked at here.
 
     Raises:
         Unsupported: a symbol of the plan cannot be read from its inputs.
     """
 
     def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset(),
-                 names: Mapping[str, str] | None = None, driver: Driver | None = None) -> None:
+                 names: Mapping[str, str] | None = None, driver: Driver | None = None,
+                 given: Mapping[int, Any] = MappingProxyType({})) -> None:
         self.plan = plan
         self.driver = driver = usual_driver() if driver is None else driver
         self.names = {} if names is None else names
@@ -64,6 +67,8 @@ class Binder:
         # of those of fixed sizes, the ones that the entry of the program does not compare
         # (runtime/call/dispatch_codegen.py)
         apart = {*plan.restored, *self.strided}
+        self.fixed = [one for one in self.fixed
+                      if one[0] not in given or not driver.fits(given[one[0]], *one[1:], self.devices[one[0]])]
         self.uncompared = [one for one in self.fixed if one[0] in apart or not _has_fixed_strides(plan.inputs[one[0]])]
 
     def bind(self, arguments: Sequence[Any], known: Mapping[str, int], same: bool = False) -> dict[str, int]:

@@ -5,7 +5,6 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant, llvm_type
 
@@ -49,25 +48,24 @@ def parts_of(dtype: str, high: float, *lower: float) -> tuple[float, ...]:
     """A constant given as an unevaluated sum of doubles, cut into parts of the float type."""
     if dtype == "f64":
         return (high, *lower)
-    parts = []
-    rest = sum((Fraction(number) for number in lower), Fraction(high))
-    for _ in range(1 + len(lower)):
-        parts.append(_single(float(rest)))
-        rest -= Fraction(parts[-1])
+    parts: list[float] = []
+    for _ in range(1 + len(lower)):  # math.fsum rounds once, as if it had summed exactly
+        parts.append(_single(math.fsum((high, *lower, *(-part for part in parts)))))
     return tuple(parts)
 
 
 def parts_below(dtype: str, *terms: float) -> tuple[float, ...]:
     """As many parts of the float type as there are terms, each cut towards 0, so that all have the sign of their sum:
     a positive number that is subtracted in such parts, 0 times, leaves -0.0 as it is."""
+    rest = list(terms)
     parts = []
-    rest = sum(map(Fraction, terms), Fraction(0))
     for _ in terms:
-        part = float(rest) if dtype == "f64" else _single(float(rest))
-        if abs(Fraction(part)) > abs(rest):
+        part = math.fsum(rest) if dtype == "f64" else _single(math.fsum(rest))
+        left = math.fsum((*rest, -part))
+        if left < 0 < part or part < 0 < left:
             part = math.nextafter(part, 0.0) if dtype == "f64" else _single_below(part)
         parts.append(part)
-        rest -= Fraction(part)
+        rest.append(-part)
     return tuple(parts)
 
 

@@ -29,6 +29,11 @@ def library() -> Blas:
                    clock=address_in(ctypes.CDLL(None), "clock_gettime"))
 
 
+def threads_of_products() -> int:
+    """On how many threads torch's products run."""
+    return torch.get_num_threads()
+
+
 def alone() -> None:
     """Tells the libraries to run on one thread where the calling thread, and no other, uses them."""
     torch.get_num_threads()  # which sets the thread up, once

@@ -28,6 +28,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -78,11 +79,10 @@ class Struct(int):
     memory: Any
 
     def __init_subclass__(cls) -> None:
-        hints = get_type_hints(cls, include_extras=True)
         fields = dict(cls.fields)
         at = cls.total
-        for name in inspect.get_annotations(cls):
-            kind, inline = hints[name], None
+        for name, annotation in inspect.get_annotations(cls).items():
+            kind, inline = _evaluated(annotation, cls.__module__), None
             if get_origin(kind) is Annotated:
                 kind, mark = get_args(kind)
                 inline = mark.number
@@ -107,6 +107,14 @@ class Struct(int):
         names: dict[str, Any] = {}
         exec(f"def encode(*, {', '.join(cls.fields)}):\n    return [{parts}]", names)  # noqa: S102
         return cast(Callable[..., list[int]], names["encode"])
+
+
+def _evaluated(annotation: Any, module: str) -> Any:
+    """What an annotation of a module says. Most are `i64`: `get_type_hints` takes ten times as long for a record, and
+    every process makes all of them."""
+    if annotation == "i64":
+        return int
+    return eval(annotation, vars(sys.modules[module])) if isinstance(annotation, str) else annotation  # noqa: S307
 
 
 class Array(int, Generic[T]):
