@@ -291,16 +291,21 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     encode_head(piece, head, left, right, c, addend, leading, batches, loops.count)
     if head.op == PRODUCT and kind.f32:
         head.beta = kind.one  # to the sums of the blocks before
+    head.length = length + place_dims(loops, left, right, c, kind.item, tail(out, length))
+    return head.length
+
+
+def place_dims(loops: Loops, left: Matrix, right: Matrix, c: Matrix, item: int, out: Array[i64]) -> int:
+    """The words of the batch dims. item: bytes of an element of the addend."""
     for k in range(loops.count):
         loop = tail(loops.dims, LOOP * k)
-        dim = Dim(tail(out, length + DIM_WORDS * k))
+        dim = Dim(tail(out, DIM_WORDS * k))
         dim.size = loop[0]
         dim.steps[0] = loop[2] * right.item
         dim.steps[1] = loop[1] * left.item
         dim.steps[2] = loop[3] * c.item
-        dim.steps[3] = loop[4] * kind.item
-    head.length = length + DIM_WORDS * loops.count
-    return head.length
+        dim.steps[3] = loop[4] * item
+    return DIM_WORDS * loops.count
 
 
 def taller(piece: ProductPiece, left: Matrix, right: Matrix, c: Matrix, addend: Matrix, batch: Array[i64], dims: int,
