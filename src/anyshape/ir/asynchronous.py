@@ -4,8 +4,8 @@
     y, ... = extern(m | target=WAIT, effect=2)     m is there; what this rank gets of it
 
 Both write their results where the plan has them, a message among them, so the arena has room for it once other values
-are gone. Launches keep their order on all ranks. A wait may stand anywhere between its launch and the first use of its results:
-what lies between hides the message, whose memory is taken from the one to the other.
+are gone. Launches keep their order on all ranks. A wait may stand anywhere between its launch and the first use of its
+results: what lies between hides the message, whose memory is taken from the one to the other.
 """
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ allocated and let go when."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyshape.plan.ir.home import Input, Output
