@@ -206,13 +206,18 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
         return anyshape.train_step(model, next_token_loss, optimizer(model), strategy=mode, strict=True, threads=1,
                                    memory_limit=limit, **more), model
 
-    def budgets(step: Any) -> list[Any]:
-        found, orders = [], [one.executable for one in step.programs]
-        while orders:  # a call takes the order of a program's steps that fits
-            one = orders.pop(0)
-            found += [one.limit] if one.limit is not None else []
-            orders += [one.other] if one.other is not None else []
+    def budgets_of_programs(step: Any) -> list[list[Any]]:
+        found = []
+        for program in step.programs:
+            orders, one = [], program.executable
+            while one is not None:  # a call takes the order of a program's steps that fits
+                orders += [one.limit] if one.limit is not None else []
+                one = one.other
+            found += [orders] if orders else []
         return found
+
+    def budgets(step: Any) -> list[Any]:
+        return [one for orders in budgets_of_programs(step) for one in orders]
 
     def weights(step: Any, model: nn.Module) -> list[Tensor]:
         with step.whole():
@@ -227,12 +232,15 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     needs: list[Any] = [None] * world
     dist.all_gather_object(needs, (min(one.needed(values, SAVE_ALL) for one in limits),
                                    min(one.least(values) for one in limits)))
-    # clipped steps are tried as other programs, too, which may need less
     least = max(least for _, least in needs)
     step, model = made(least // 2 if more else least - 64)
     begun = weights(step, model)
     found = refusal(lambda: step(given[0]))
     changed = sum(not torch.equal(a, b) for a, b in zip(begun, weights(step, model), strict=True))
+    # of the programs tried last: a clipped step is refused in one run, and then in two, of which both must fit
+    named = [min(one.least(values) for one in orders) for orders in budgets_of_programs(step)]
+    leasts: list[Any] = [None] * world
+    dist.all_gather_object(leasts, max(named[1:] if more else named))
     for one in budgets(step):
         one.move(sum(max(sizes) for sizes in zip(*needs, strict=True)) // 2)
     before = anyshape.stats()["collectives"]
@@ -240,7 +248,7 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     sent -= anyshape.stats()["collectives"] - before
     worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
     dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
-    return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "needs": needs}
+    return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "least": max(leasts)}
 
 
 def limited_search() -> dict[str, Any]:

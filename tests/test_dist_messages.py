@@ -1,7 +1,9 @@
 """What messages of collectives consist of: packed, exchanged by hand and unpacked, against the meaning of the ops."""
 from __future__ import annotations
 
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,15 @@ from anyshape.ir.types import TensorType
 from anyshape.runtime.collectives import messages, process_group
 from anyshape.runtime.collectives.messages import Line, begin, finish
 from anyshape.runtime.collectives.parts import cut
+from anyshape.runtime.collectives.released import release, restore
 from anyshape.runtime.collectives.simulate import result_of
+
+
+class Arrived:
+    """Work that is done."""
+
+    def wait(self) -> None:
+        """It has come."""
 
 
 class Exchange:
@@ -27,6 +37,20 @@ class Exchange:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Tensor, Tensor]] = []
+        self.rank = 0  # that launches
+        self.parcels: list[tuple[int, int, Tensor]] = []  # of point to point messages: from, to, what
+        self.places: list[tuple[int, int, Tensor]] = []  # the same of what is expected
+
+    def get_global_rank(self, group: Any, place: int) -> int:
+        return place
+
+    def isend(self, parcel: Tensor, to: int, group: Any, tag: int) -> Arrived:
+        self.parcels.append((self.rank, to, parcel))
+        return Arrived()
+
+    def irecv(self, place: Tensor, source: int, group: Any, tag: int) -> Arrived:
+        self.places.append((source, self.rank, place))
+        return Arrived()
 
     def all_reduce(self, message: Tensor, reduce: Any, group: Any, async_op: bool) -> str:
         self.sent.append(("reduce", message, message))
@@ -45,6 +69,10 @@ class Exchange:
         return "work"
 
     def arrive(self) -> None:
+        for (source, to, parcel), place in zip(sorted(self.parcels, key=lambda one: one[:2]),
+                                               sorted(self.places, key=lambda one: one[:2]), strict=True):
+            assert place[:2] == (source, to)
+            place[2].copy_(parcel)
         given = [one.clone() for _, _, one in self.sent]
         ranks = len(given)
         for rank, (kind, out, _) in enumerate(self.sent):
@@ -73,9 +101,11 @@ def elements(op: str, pieces: list[Tensor], numbers: list[Any], ranks: int) -> i
     return found
 
 
+@pytest.mark.parametrize("by_gloo", [False, True], ids=("collectives", "gloo"))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_messages_give_what_the_collective_means(op: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_give_what_the_collective_means(op: str, ranks: int, by_gloo: bool,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     # (dim, outer, n, inner) of the wholes: even, uneven, fewer than ranks, one, none
     for count in (6, 7, 2, 1, 0):
         cuts = [(0, 1, count, 2), (1, 2, count, 3)]
@@ -92,18 +122,24 @@ def test_messages_give_what_the_collective_means(op: str, ranks: int, monkeypatc
         numbers = [[*parts[rank], *(into[rank] if op == "all_to_all" else [])] for rank in range(ranks)]
         length = elements(op, pieces[0], numbers[0], ranks)
         given = [torch.full((length,), float("nan"), dtype=torch.float64) for _ in range(ranks)]
-        begun = [begin(Line(None, ranks, rank), op, given[rank], pieces[rank], "add", numbers[rank])
-                 for rank in range(ranks)]
+        begun = []
+        for rank in range(ranks):
+            exchange.rank = rank
+            begun.append(begin(Line(None, ranks, rank, by_gloo), op, given[rank], pieces[rank], "add", numbers[rank]))
         sends = ranks > 1 and length > 0
-        assert begun == ["work" if sends else None] * ranks
-        assert len(exchange.sent) == (ranks if sends else 0)
+        assert [one is not None for one in begun] == [sends] * ranks
+        apart = by_gloo and (op == "all_gather" or (op == "reduce_scatter" and ranks == 2))
+        assert len(exchange.sent) == (ranks if sends and not apart else 0)
+        if apart and sends:  # each rank sends others the line that they need, and nothing else
+            lines = {"all_gather": ranks, "reduce_scatter": ranks + 1}[op]
+            assert sum(one.numel() for _, _, one in exchange.parcels) == ranks * (ranks - 1) * (length // lines)
         exchange.arrive()
         for rank in range(ranks):
             attrs = {"combine": "add", "into": into[rank]}
             wanted = [result_of(op, [one[place] for one in pieces], [one[place] for one in parts], attrs, rank)
                       for place in range(len(cuts))]
             found = [torch.full_like(one, float("nan")) for one in wanted]
-            finish(Line(None, ranks, rank), op, given[rank], found, numbers[rank])
+            finish(Line(None, ranks, rank, by_gloo), op, given[rank], found, numbers[rank])
             for one, other in zip(found, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -128,3 +164,22 @@ def test_a_message_that_was_not_launched_is_not_read() -> None:
             process_group.wait([torch.zeros(3)], torch.zeros(3), "all_reduce", str(mesh), "data", [])
     finally:
         del process_group.MESHES[str(mesh)]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is mapped on Linux")
+@pytest.mark.parametrize("count", [1 << 14, 1 << 18, (1 << 19) + 5])
+def test_tensors_of_which_a_rank_has_a_part_take_no_memory(count: int) -> None:
+    tensor = torch.ones(count)
+    before = tensor.data_ptr()
+    release(tensor)
+    assert tensor.isnan().all() and tensor.data_ptr() != before
+    pages = {line.split()[4] for line in Path("/proc/self/maps").read_text().splitlines()
+             if int(line.split("-")[0], 16) <= tensor.data_ptr() < int(line.split("-")[1].split()[0], 16)}
+    (node,) = pages
+    other = torch.ones(count)
+    release(other)
+    assert node != "0" and all(
+        line.split()[4] == node for line in Path("/proc/self/maps").read_text().splitlines()
+        if int(line.split("-")[0], 16) <= other.data_ptr() < int(line.split("-")[1].split()[0], 16))
+    restore(tensor, torch.full((count,), 2.0))
+    assert tensor.sum() == 2 * count

@@ -8,13 +8,22 @@ import textwrap
 from functools import cache
 
 import pytest
+import torch
 
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import VerifyError
+from anyshape.compiler.compiled import BackwardGraph
+from anyshape.compiler.driver import plan_graph
+from anyshape.dist.buckets import bucketed
+from anyshape.dist.halves import gathered_first, halves_of
 from anyshape.dist.lower import lowered, message_elements
 from anyshape.dist.mesh import mesh_of
+from anyshape.dist.strategies import partitioned, strategy_of
 from anyshape.ir.asynchronous import START, WAIT
+from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse as parse_graph
+from anyshape.ir.types import SizeType
 from anyshape.ir.verify import verify as verify_graph
 from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.parse import parse
@@ -22,6 +31,9 @@ from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, is_la
 from anyshape.plan.memory.mutation_copy_elision import without
 from anyshape.plan.schedule.overlap import overlap_collectives
 from anyshape.plan.verify import verify
+from anyshape.runtime.call.extern_table import held_bytes
+from anyshape.sym.expr import evaluate
+from dist_model import Llama, capture
 
 
 @cache
@@ -116,6 +128,72 @@ def test_under_a_limit_plans_need_no_more_memory() -> None:
     assert [is_wait(step) for step in limited.steps] != [is_wait(step) for step in plan.steps]
 
 
+def ahead(words: int) -> Plan:
+    """A message, what is made of it, and behind that a step that could hide it and makes `words` numbers a row."""
+    return parse(f"""plan step  arena 0
+  where 1 <= n, n near 1048576
+  in      x: f32[n]  4*n bytes  steps 0-3
+  buffer  g: f32[n]  4*n bytes  steps 0-1  arena
+  buffer  m: f32[16, n]  64*n bytes  steps 1-2  arena
+  buffer  s: f32[n]  4*n bytes  steps 2-4  arena
+  buffer  h: f32[{words}, n]  {4 * words}*n bytes  steps 3-4  arena
+  buffer  y: f32[n]  4*n bytes  steps 4-5  output 0
+  0  kernel k0(x, &g; n)
+  1  call {START}(g) -> m
+       {{template=[], effect=1}}
+  2  call {WAIT}(m) -> s
+       {{template=[], effect=2}}
+  3  kernel k2(x, &h; n)
+  4  kernel k3(s, h, &y; n)
+  out     y
+""")
+
+
+@pytest.mark.parametrize(("words", "hides"), [(0, True), (8, False), (64, False)])
+def test_a_step_hides_a_message_where_the_plan_needs_hardly_more_for_it(words: int, hides: bool) -> None:
+    plan = ahead(words)
+    verify(plan)
+    moved = overlap_collectives(plan)
+    verify(moved)
+    waits = [is_wait(step) for step in moved.steps]
+    assert waits.index(True) == (3 if hides else 2)
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_messages_and_what_they_bring_lie_in_the_arena(mode: str) -> None:
+    torch.manual_seed(0)
+    captured = capture(Llama(layers=2), in_halves=True)
+    strategy = strategy_of(mode, 2)
+    local = gathered_first(partitioned(captured.graph, strategy, captured.roles)[-1].graph, captured.roles.data)
+    halves = halves_of(local, captured.first, captured.roles.data, False)
+    forward, backward = (lowered(bucketed(one), strategy.mesh) for one in (halves.forward, halves.backward))
+    config = Config()
+    first = plan_graph(forward, target_of(config), config, None, (), True)
+    second = plan_graph(BackwardGraph(backward, {}, ()).reading(first.plan), target_of(config), config, first, (), True)
+    values = {name: 8 for graph in (forward, backward) for name in symbols(graph)}
+    for plan in (first.plan, second.plan):
+        # all that a call has beside its arena are its results: sums of few numbers
+        assert held_bytes(plan, values) <= 64 < sum(evaluate(b.bytes, values) for b in plan.buffers if b.is_temp)
+        assert any(map(is_launch, plan.steps)) or mode == "ddp"
+
+
+def symbols(graph: Graph) -> list[str]:
+    """The sizes among the inputs of a graph."""
+    return [v.name for v in graph.inputs if isinstance(v.type, SizeType)]
+
+
+def test_a_gathered_weight_goes_before_its_gradient_comes() -> None:
+    graph = parse_graph("""
+graph step(n: size, x: f32[n, 6], d: f32[n, 8], w: f32[4, 6])
+  whole = all_gather(w | axis="data", parts=[[0, 1, 8, 1, 4]])  f32[8, 6]
+  t = permute(d | dims=[1, 0])  f32[8, n]
+  g = matmul(t, x)  f32[8, 6]
+  own = reduce_scatter(g | axis="data", parts=[[0, 1, 8, 1, 4]])  f32[4, 6]
+  y = matmul(d, whole)  f32[n, 6]
+  return own, y
+""")
+    found = [node.outputs[0].name for node in bucketed(graph).nodes]
+    assert found.index("y") < found.index("g") < found.index("own")
 
 
 def test_the_length_of_a_message_is_a_formula() -> None:

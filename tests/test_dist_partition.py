@@ -49,7 +49,7 @@ def check(captured: Captured, given: Any, world: int) -> Counter[str]:
 
 
 def in_halves(captured: Captured, graph: Graph) -> Halves:
-    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data)
+    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data, True)
     for one in (found.forward, found.backward):
         verify(one)
     assert found.forward.saved and not found.forward.writes and found.backward.writes == graph.writes

@@ -329,3 +329,13 @@ def test_files_of_errors_have_a_bound_in_number_and_age(tmp_path: Any, monkeypat
     assert not old.exists()
     assert other.exists()
     assert (tmp_path / f"anyshape-{repro.MOST_FILES + 4}-x.repro").exists()
+
+
+def test_a_block_that_was_released_is_not_given_to_others() -> None:
+    pool = pools.Pool()
+    block = pool.take(1 << 16)
+    message = block.window(torch.float32, 0, (8,), (1,))  # somebody still writes here: a message that is under way
+    block.release()
+    pool.give(block)
+    other = pool.take(1 << 16)
+    assert other is not block and other.address != message.data_ptr() and pool.held == other.bytes

@@ -117,7 +117,7 @@ def measure_times(way: str, model: str, shapes: int) -> dict[str, Any]:
             waited.append(after["collective_wait_seconds"] - before["collective_wait_seconds"])
             sent.append(after["collectives"] - before["collectives"])
         losses.append(mean_over_ranks(loss))
-    return {"tokens": sum(tokens), "seconds": sum(seconds), "waited": sum(waited), "shapes": len(seconds),
+    return {"tokens": sum(tokens), "seconds": sum(seconds), "waited": waited, "shapes": len(seconds),
             "collectives": max(sent), "tensors": tensors, "losses": losses}
 
 
@@ -207,7 +207,9 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         row = min(times, key=lambda one: max(each["seconds"] for each in one))
         results["ways"][way] = {
             "tokens_a_second": round(row[0]["tokens"] / max(one["seconds"] for one in row), 1),
-            "waited": round(statistics.mean(one["waited"] for one in row) / row[0]["shapes"], 5),
+            "waited": round(statistics.mean(sum(one["waited"]) for one in row) / row[0]["shapes"], 5),
+            "waited_by_the_slower": round(sum(map(min, zip(*(one["waited"] for one in row), strict=True)))
+                                          / row[0]["shapes"], 5),
             "collectives": row[0]["collectives"], "tensors": row[0]["tensors"], "shapes": row[0]["shapes"],
             "losses": row[0]["losses"]}
         if way not in WAITING:
@@ -253,6 +255,9 @@ def page(results: dict[str, Any]) -> str:
         lines += [f"| {kind}: throughput on new shapes against torch's | 1.3 | {ratio:.2f} |",
                   f"| {kind}: peak of a rank against {other} | 0.7 | {own['peak'] / ways[other]['peak']:.2f} |",
                   f"| {kind}: exposed communication against all of it | 0.3 | {exposed:.2f} |"]
+        if "waited_by_the_slower" in own:
+            apart = own["waited_by_the_slower"] / ways[f"anyshape {kind}, waiting"]["waited_by_the_slower"]
+            lines.append(f"| {kind}: the same of the rank that waits less, step by step | | {apart:.2f} |")
     own, lengths = ways["anyshape ddp"], results["lengths"]
     lines += [
         f"| ddp: messages a step, of {own['tensors']} parameters | {own['tensors'] // 10} | {own['collectives']} |",

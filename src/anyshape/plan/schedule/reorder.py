@@ -144,6 +144,11 @@ def _needed(plan: Plan, context: PlanContext) -> _Needed:
     return _Needed(inside, beside, sum(max(map(hint, curve), default=0) for curve in (inside, beside)))
 
 
+def bytes_at_hints(plan: Plan, context: PlanContext) -> int:
+    """The most bytes of a plan (not allocated) at the hints, inside the arena and beside."""
+    return _needed(plan, context).most
+
+
 def needs_no_more(new: Plan, old: Plan, context: PlanContext) -> bool:
     """Does a plan (not allocated) provably need no more bytes than another, at any size, inside the arena and beside?
     """

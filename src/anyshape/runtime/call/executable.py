@@ -291,6 +291,12 @@ class Executable(Program):
             if self.plan.saved:
                 results.append(self._tape(call, tape_memory))
             return results
+        except BaseException:
+            if self.calls.launches:  # a message may be under way: who sends it has its memory, and nobody else
+                for block in (kept, temporary):
+                    if isinstance(block, Block) and block.bytes:
+                        block.release()
+            raise
         finally:
             if graded:
                 api.set_grad_enabled(True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
-from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, touched
+from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, is_launch, touched
 from anyshape.plan.ir.size_function import SizeFunction
 from anyshape.runtime.call.program import result_order
 from anyshape.runtime.memory.packed_weights import PackedWeights
@@ -29,6 +29,7 @@ class Calls:
     def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int,
                  allocate: Callable[..., Any]) -> None:
         self.plan = plan
+        self.launches = any(map(is_launch, plan.steps))
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
         ordered = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])

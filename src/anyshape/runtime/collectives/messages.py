@@ -93,7 +93,8 @@ def begin(line: Line, op: str, message: Tensor, pieces: Sequence[Tensor], combin
         if line.by_gloo and line.ranks == 2:
             return _work(line, message, lambda: _exchange(line, [(sent.view(2, -1)[1 - line.rank], own, 1)]))
         if line.by_gloo:
-            return _work(line, message, lambda: dist.all_reduce(sent, group=line.group, async_op=True))
+            return _work(line, message, lambda: dist.all_reduce(
+                sent, dist.ReduceOp.SUM, group=line.group, async_op=True))
         return _work(line, message, lambda: by_torch("reduce_scatter_single")(
             own, sent, group=line.group, async_op=True))
     assert op == "all_to_all", op

@@ -160,8 +160,8 @@ class Pool:
         return self._new(bytes_) if bytes_ else self.empty
 
     def give(self, block: Block) -> None:
-        """Gives a block back."""
-        if block is not self.empty:
+        """Gives a block back. One that was released meanwhile is none any more."""
+        if block is not self.empty and block.gone is not None:
             self.free.append(block)  # one step of the interpreter: no lock
 
     def copy(self, target: int, source: int, bytes_: int) -> None:

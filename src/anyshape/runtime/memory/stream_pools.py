@@ -85,7 +85,7 @@ class StreamPool(Pool):
 
     def give(self, block: Block) -> None:
         """Gives a block back, when the work that uses it is issued."""
-        if isinstance(block, DeviceBlock) and block is not self.empty:
+        if isinstance(block, DeviceBlock) and block is not self.empty and block.gone is not None:
             block.mark = self.streams.mark(block.stream)
             self.free.append(block)
 
