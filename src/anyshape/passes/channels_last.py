@@ -123,10 +123,12 @@ def _call(node: Node) -> _Call | None:
 
 
 def _fit(node: Node, groups: int) -> bool:
-    """Are the channels of operand and weights equal as formulas?"""
-    x, weights = node.inputs[:2]
+    """Are the channels of operand and weights equal as formulas, and those of the result and a bias? (The trace of torch
+    2.11 does not ask whether the latter are.)"""
+    x, weights, *bias = node.inputs
     assert isinstance(weights, Value)
-    return _shape(x)[1] == weights.tensor.shape[1] * groups
+    return _shape(x)[1] == weights.tensor.shape[1] * groups and all(
+        _shape(one) == weights.tensor.shape[:1] for one in bias)
 
 
 def _integers(entry: Attr, count: int) -> Dims:
