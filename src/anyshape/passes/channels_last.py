@@ -123,7 +123,7 @@ def _call(node: Node) -> _Call | None:
 
 
 def _fit(node: Node, groups: int) -> bool:
-    """Are the channels of operand and weights equal as formulas, and those of the result and a bias? (The trace of torch
+    """Are the channels of operand and weights equal as formulas, and those of weights and a bias? (The trace of torch
     2.11 does not ask whether the latter are.)"""
     x, weights, *bias = node.inputs
     assert isinstance(weights, Value)
