@@ -400,6 +400,18 @@ class Small(nn.Module):
         return self.second(F.relu(self.norm(self.first(x)))).mean((2, 3))
 
 
+def test_weights_and_a_bias_of_any_number_of_channels() -> None:
+    """The trace of torch 2.11 does not ask whether a bias has as many channels as the weights."""
+    fast = anyshape.compile(lambda x, w, b: nn.functional.conv2d(x, w, b).relu(), strict=True)
+    x = torch.randn(2, 3, 8, 8)
+    for channels in (4, 5, 8):
+        w, b = torch.randn(channels, 3, 3, 3), torch.randn(channels)
+        torch.testing.assert_close(fast(x, w, b), nn.functional.conv2d(x, w, b).relu(), rtol=1e-4, atol=1e-4)
+    with pytest.raises((RuntimeError, anyshape.AnyShapeError), match="bias"):
+        fast(x, torch.randn(3, 3, 3, 3), torch.randn(7))
+    assert len(fast.programs) == 1
+
+
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_operands_in_either_format(form: torch.memory_format) -> None:
     model = Small().to(memory_format=form)

@@ -11,6 +11,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import anyshape
+from anyshape import torch_compat as compat
 from anyshape.base.errors import InputError
 from anyshape.frontend.capture import frame_callback
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
@@ -701,7 +702,8 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_eager_refuses_are_refused(name):
     function, wrong, right, words = VALUES[name]
-    fast = anyshape.compile(function, strict=True)
+    # quantiles have no formula for sizes that are symbols before torch 2.12
+    fast = anyshape.compile(function, strict="quantile" not in name or compat.version() >= (2, 12))
     for count in (4, 7):
         x = torch.rand(count) if name != "an assertion" else torch.rand(4)
         torch.testing.assert_close(fast(x, right), function(x, right))

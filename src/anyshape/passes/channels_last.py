@@ -120,9 +120,10 @@ def _call(node: Node) -> _Call | None:
         return None
     steps, around, apart = (_integers(entry, x.rank - 2) for entry in (stride, padding, dilation))
     (groups,) = _integers(("list", number), 1) or (0,)
-    if not (steps and around and apart and groups) or not _fit(node, groups):
+    added = node.inputs[2] if bias == ("operand", 2) else None
+    if not (steps and around and apart and groups) or not _fit(node, added, groups):
         return None
-    return _Call(node.inputs[2] if bias == ("operand", 2) else None, steps, around, apart, groups)
+    return _Call(added, steps, around, apart, groups)
 
 
 def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
@@ -136,11 +137,13 @@ def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
     return below is not None and below.op == "conv_bytes"
 
 
-def _fit(node: Node, groups: int) -> bool:
-    """Are the channels of operand and weights equal as formulas?"""
+def _fit(node: Node, bias: Operand | None, groups: int) -> bool:
+    """Are the channels of operand and weights equal as formulas, and those of weights and a bias? (The trace of torch
+    2.11 does not ask whether the latter are.)"""
     x, weights = node.inputs[:2]
     assert isinstance(weights, Value)
-    return _shape(x)[1] == weights.tensor.shape[1] * groups
+    return _shape(x)[1] == weights.tensor.shape[1] * groups and (
+        bias is None or _shape(bias) == weights.tensor.shape[:1])
 
 
 def _integers(entry: Attr, count: int) -> Dims:

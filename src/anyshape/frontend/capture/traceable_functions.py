@@ -116,12 +116,12 @@ def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         i64, of one more dim.
     """
     _check(tensor.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor.")
-    if num_classes < -1 or num_classes == 0:
+    if num_classes < -1:
         return aten.one_hot(tensor, num_classes)  # it says what is wrong
+    if num_classes <= 0 and tensor.numel() == 0:
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
     _assert_async((tensor >= 0).all(), "Class values must be non-negative.")
     if num_classes == -1:
-        if tensor.numel() == 0:
-            raise RuntimeError("Can not infer total number of classes from empty tensor.")
         most = tensor.max().item()
         _check(most >= 0)
         num_classes = most + 1
@@ -165,7 +165,7 @@ def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | No
         if count <= correction:
             warnings.warn(NO_FREEDOM, stacklevel=2)
         centered = rows - (rows.sum(1) / count).unsqueeze(1)
-        return (torch.mm(centered, centered.t().conj()) / torch.sym_max(count - correction, 0)).squeeze()
+        return (torch.mm(centered, centered.t().conj()) / max(count - correction, 0)).squeeze()
     total = weights.sum()
     _assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
     lost = correction

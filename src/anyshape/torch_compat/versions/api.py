@@ -151,6 +151,9 @@ def _raised(name: str) -> Any:
     return compat.need(f"torch._dynamo.exc.{name}")
 
 
+_NO_FORMULA = re.compile(r"Cannot call \w+\(\) on tensor with symbolic sizes")
+
+
 def skip_frame(reason: str) -> BaseException:
     """What a backend raises so that Dynamo lets the frame run as it is."""
     error: BaseException = _raised("SkipFrame")(reason)
@@ -162,6 +165,8 @@ def trace_failure(error: BaseException) -> tuple[str, str, str, dict[str, str]] 
     said, the user's line, and the place of every symbol in the caller's arguments, such as L['x'].size()[0]. None for
     any other error."""
     if isinstance(error, _raised("TorchRuntimeError")):
+        if _NO_FORMULA.search(str(error)):  # an operator that torch cannot trace with sizes that are symbols
+            return None
         found = re.search(r"got (\w+)\((['\"])(.*?)\2\)\s*$", str(error), re.MULTILINE | re.DOTALL)
         kind, message = (found.group(1), found.group(3)) if found else ("", str(error).split("\n")[0])
     elif isinstance(error, IndexError) and hasattr(error, "real_stack"):  # a dim that there is not
