@@ -278,8 +278,7 @@ class CompiledCallable:
         why = self.deferral.warning(pattern)
         if why:
             warn("calls that no program takes keep coming, for one cause; they run as PyTorch would.", why,
-                 "keep what it names the same from call to call, compute with it as a tensor, or take that line out of "
-                 "what is compiled; defer=False traces at once; see explain()")
+                 f"{ANY_STRIDE if 'stride' in why else ONE_NUMBER}; defer=False traces at once; see explain()")
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
@@ -328,6 +327,10 @@ class CompiledCallable:
         report([Path(path) for path in paths], name, self.compilation, sizes)
 
 
+# what to do about calls that wait for a program
+ANY_STRIDE = "pass a copy by .contiguous(), or let them come: the program that is compiled then takes any stride"
+ONE_NUMBER = ("keep what it names the same from call to call, compute with it as a tensor, or take that line out of "
+              "what is compiled")
 ROUTINES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
             functools.partial)
 
