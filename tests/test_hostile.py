@@ -636,3 +636,23 @@ def test_an_error_names_the_line_of_the_user(function: Callable[..., torch.Tenso
     with pytest.raises(AnyShapeError) as caught:
         anyshape.compile(function)(torch.rand(4, 5))
     assert "where: test_hostile.py" in str(caught.value)
+
+
+def test_a_program_with_vmap_serves_sizes_of_1() -> None:
+    """Shapes inside of it are judged as others are; where a size of 1 stretches, another program serves that."""
+    def quarters(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row[:row.shape[0] // 4].exp() * 2)(x)
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row[:row.shape[0] // 2] + row[:(row.shape[0] + 1) // 2])(x)
+
+    fast = anyshape.compile(quarters, defer=False)
+    for sizes in ((3, 5), (3, 12), (1, 9), (2, 7), (1, 1), (4, 3)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(fast(x), quarters(x))
+    assert len(fast.programs) == 1
+    stretched = anyshape.compile(halves, defer=False)
+    for sizes in ((3, 8), (3, 2), (2, 3), (1, 6), (2, 1)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(stretched(x), halves(x))
+    assert torch._C._functorch.maybe_current_level() is None
