@@ -13,7 +13,6 @@ import contextlib
 import copy
 import functools
 import sys
-import threading
 import time
 import types
 import weakref
@@ -32,7 +31,7 @@ from anyshape.frontend.capture.background_compile import Beside
 from anyshape.frontend.capture.data_parallel import calling
 from anyshape.frontend.capture.dynamo_backend import NOT_WITH_THIS, WITH, compile_fx
 from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, has_nested
-from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested
+from anyshape.frontend.capture.frame_callback import NESTED, MadeMeanwhile, Tracing, check_nested
 from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred
 from anyshape.frontend.capture.small_size_guard import checked_program
 from anyshape.frontend.diagnostics.explain import explain
@@ -131,7 +130,7 @@ class TracingMode:
         self.call = self.copied.call
         self.tracing = tracing
         # no Python of the user's runs in one graph that could wait for another thread
-        self.turn = threading.RLock() if oblivious and not compilation.config.beside else None
+        self.turn = tracing.turn if oblivious and not compilation.config.beside else None
         tracing.sharded = sharded
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
@@ -140,7 +139,7 @@ class TracingMode:
         outer, self.underway.call = self.underway.call, call
         try:
             with contextlib.nullcontext() if self.opened or self.turn is None else self.turn:
-                result = self.call(*arguments, **keywords)
+                result = self._called(arguments, keywords, call)
         finally:
             self.underway.call = outer
         codes = self.tracing.codes
@@ -153,6 +152,15 @@ class TracingMode:
                 door.open(codes[0])
                 self.door = door if door.programs else None
         return result
+
+    def _called(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
+        """A call through torch.compile, which looks for a program once more where another thread made one meanwhile."""
+        while True:
+            call.seen = len(self.tracing.codes)
+            try:
+                return self.call(*arguments, **keywords)
+            except MadeMeanwhile:
+                continue
 
 
 class CompiledCallable:
