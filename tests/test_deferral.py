@@ -359,6 +359,21 @@ def test_a_stride_that_changes_is_not_called_a_number_of_the_code(monkeypatch: p
     assert "for one cause" in str(said[0].message) and "each number" not in str(said[0].message)
 
 
+def test_slices_of_wider_tensors_take_one_more_program_whatever_their_stride() -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    waiting = anyshape.compile(doubled, defer=True)
+    at_once = anyshape.compile(doubled, defer=False)
+    with pytest.warns(FallbackWarning, match="contiguous") as said:
+        for width in (8, 12, 16, 31, 9, 40, 23):
+            x = torch.randn(5, width)[:, :8]
+            for model in (waiting, at_once):
+                torch.testing.assert_close(model(x), doubled(x))
+    assert len(at_once.programs) == 2
+    assert len(said) == 1 and "any stride" in str(said[0].message)
+
+
 def test_hooks_that_fill_a_list_take_few_programs() -> None:
     """The list is longer at every call, and a trace takes its length for a constant."""
     def trained(model: nn.Module, compiling: Any) -> list[float]:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import threading
 import types
 import warnings
 import weakref
@@ -636,3 +637,55 @@ def test_an_error_names_the_line_of_the_user(function: Callable[..., torch.Tenso
     with pytest.raises(AnyShapeError) as caught:
         anyshape.compile(function)(torch.rand(4, 5))
     assert "where: test_hostile.py" in str(caught.value)
+
+
+def test_a_program_with_vmap_serves_sizes_of_1() -> None:
+    """Shapes inside of it are judged as others are; where a size of 1 stretches, another program serves that."""
+    def quarters(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row[:row.shape[0] // 4].exp() * 2)(x)
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row[:row.shape[0] // 2] + row[:(row.shape[0] + 1) // 2])(x)
+
+    fast = anyshape.compile(quarters, defer=False)
+    for sizes in ((3, 5), (3, 12), (1, 9), (2, 7), (1, 1), (4, 3)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(fast(x), quarters(x))
+    assert len(fast.programs) == 1
+    stretched = anyshape.compile(halves, defer=False)
+    for sizes in ((3, 8), (3, 2), (2, 3), (1, 6), (2, 1)):
+        x = torch.randn(sizes)
+        torch.testing.assert_close(stretched(x), halves(x))
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+@pytest.mark.parametrize("defer", (True, False))
+def test_threads_that_need_another_program_at_once_make_it_once(defer: bool) -> None:
+    """A program is there; then six threads come with another dtype, with sizes that the code asks about."""
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return (y.sin() if x.shape[0] > 6 else y).softmax(-1)
+
+    fast = anyshape.compile(function, defer=defer)
+    fast(torch.randn(5, 4))
+    anyshape.reset_stats()
+    together, wrong = threading.Barrier(6), []
+
+    def calls(number: int) -> None:
+        together.wait()
+        for rows in (8, 9, 11, 3):
+            x = torch.randn(rows, 4, dtype=(torch.float32, torch.float64)[number % 2])
+            if not torch.allclose(fast(x), function(x)):
+                wrong.append((number, rows))
+
+    threads = [threading.Thread(target=calls, args=(number,)) for number in range(6)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    programs, eager = anyshape.stats()["programs"], anyshape.stats()["eager_calls"]
+    assert programs <= 3 and (eager > 0 or programs == 3)  # f32 above 6 rows, f64 above, f64 below
+    assert (eager == 0) or defer

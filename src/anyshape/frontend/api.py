@@ -13,7 +13,6 @@ import contextlib
 import copy
 import functools
 import sys
-import threading
 import time
 import types
 import weakref
@@ -32,7 +31,7 @@ from anyshape.frontend.capture.background_compile import Beside
 from anyshape.frontend.capture.data_parallel import calling
 from anyshape.frontend.capture.dynamo_backend import NOT_WITH_THIS, WITH, compile_fx
 from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, has_nested
-from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested
+from anyshape.frontend.capture.frame_callback import NESTED, MadeMeanwhile, Tracing, check_nested
 from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred
 from anyshape.frontend.capture.small_size_guard import checked_program
 from anyshape.frontend.diagnostics.explain import explain
@@ -131,7 +130,7 @@ class TracingMode:
         self.call = self.copied.call
         self.tracing = tracing
         # no Python of the user's runs in one graph that could wait for another thread
-        self.turn = threading.RLock() if oblivious and not compilation.config.beside else None
+        self.turn = tracing.turn if oblivious and not compilation.config.beside else None
         tracing.sharded = sharded
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
@@ -140,7 +139,7 @@ class TracingMode:
         outer, self.underway.call = self.underway.call, call
         try:
             with contextlib.nullcontext() if self.opened or self.turn is None else self.turn:
-                result = self.call(*arguments, **keywords)
+                result = self._called(arguments, keywords, call)
         finally:
             self.underway.call = outer
         codes = self.tracing.codes
@@ -153,6 +152,15 @@ class TracingMode:
                 door.open(codes[0])
                 self.door = door if door.programs else None
         return result
+
+    def _called(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
+        """A call through torch.compile, which looks for a program once more where another thread made one meanwhile."""
+        while True:
+            call.seen = len(self.tracing.codes)
+            try:
+                return self.call(*arguments, **keywords)
+            except MadeMeanwhile:
+                continue
 
 
 class CompiledCallable:
@@ -278,8 +286,7 @@ class CompiledCallable:
         why = self.deferral.warning(pattern)
         if why:
             warn("calls that no program takes keep coming, for one cause; they run as PyTorch would.", why,
-                 "keep what it names the same from call to call, compute with it as a tensor, or take that line out of "
-                 "what is compiled; defer=False traces at once; see explain()")
+                 f"{ANY_STRIDE if 'stride' in why else ONE_NUMBER}; defer=False traces at once; see explain()")
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
@@ -328,6 +335,10 @@ class CompiledCallable:
         report([Path(path) for path in paths], name, self.compilation, sizes)
 
 
+# what to do about calls that wait for a program
+ANY_STRIDE = "pass a copy by .contiguous(), or let them come: the program that is compiled then takes any stride"
+ONE_NUMBER = ("keep what it names the same from call to call, compute with it as a tensor, or take that line out of "
+              "what is compiled")
 ROUTINES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
             functools.partial)
 

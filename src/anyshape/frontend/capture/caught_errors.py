@@ -23,8 +23,9 @@ LEFT = ("errors of an operator, which are found only when its values are there, 
         "code: the function with the `try` runs as PyTorch, what it calls is compiled")
 # operators that look at values of whole numbers, or factorise, and fail where there is no answer
 _FAILS = re.compile(
-    r"(embedding|gather|scatter|index|take|put|cross_entropy|nll_loss|one_hot|bincount|div|mod|remainder|repeat_inter"
-    r"leave|cholesky|inverse|invert|linalg|solve|lu_|qr|svd|eig|multinomial|bernoulli|poisson|normal|item|tolist|unpool)")
+    r"(embedding|gather|scatter|index|take|put|cross_entropy|nll_loss|one_hot|bincount|div|mod|remainder|"
+    r"repeat_interleave|cholesky|inverse|invert|linalg|solve|lu_|qr|svd|eig|multinomial|bernoulli|poisson|normal|item|"
+    r"tolist|unpool)")
 _SUBSCRIPTS = operator.getitem, operator.setitem
 # what no operator raises because of values
 _OTHERS = frozenset(("ImportError", "ModuleNotFoundError", "AttributeError", "KeyError", "StopIteration", "TypeError",

@@ -87,13 +87,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
-    where = caught(gm)
-    if where and compilation.step is None:
-        compilation.left_alone = LEFT, where
-        if compilation.tracing[2] == "backend":  # nobody counts calls
-            refuse(compilation.config, LEFT, where=where)
-            note(compilation, f"{LEFT} ({where})")
-        raise api.skip_frame(f"{LEFT} ({where})")
+    if compilation.step is None:
+        _leave_what_is_caught(gm, compilation)
     number = compilation.next_graph(size_names(gm))
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
@@ -123,6 +118,18 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     found = flat or wrapped
     return _or_shapes(found, gm) if fakes else found
+
+
+def _leave_what_is_caught(gm: GraphModule, compilation: Compilation) -> None:
+    """Has Dynamo leave the frame of a graph alone where the code catches errors of its operators."""
+    where = caught(gm)
+    if not where:
+        return
+    compilation.left_alone = LEFT, where
+    if compilation.tracing[2] == "backend":  # nobody counts calls
+        refuse(compilation.config, LEFT, where=where)
+        note(compilation, f"{LEFT} ({where})")
+    raise api.skip_frame(f"{LEFT} ({where})")
 
 
 def _or_shapes(compiled: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:

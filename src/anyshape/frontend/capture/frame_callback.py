@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -52,6 +53,10 @@ class RecompileReason:
     uncovered: bool
 
 
+class MadeMeanwhile(Exception):
+    """While a thread waited for its turn to trace, another one has made a program, which may serve its call."""
+
+
 class WarmStart(Protocol):
     """Programs in the disk cache: frontend/warm_start/warm_cache.py."""
 
@@ -83,6 +88,7 @@ class Tracing:
         program for all sizes.
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
+    turn: held by the thread that traces.
     warm: takes programs from the disk cache, and puts them there.
     sharded: FSDP2's hooks are around parts of the module; what is between them is a program each, and that is all there
         is to compile.
@@ -113,6 +119,7 @@ class Tracing:
         self.set_up = False
         self.broken = False
         self.single: set[Any] = set()
+        self.turn = threading.RLock()
         self.all_sizes = oblivious
         self.sharded = False
         # of the trace that is going on, of which there is one at a time
@@ -128,6 +135,7 @@ class Tracing:
             NotCovered: the oblivious way failed, now or before, or a size is 0, from which nothing can be told about
                 others; nothing of the user's program has run.
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
+            MadeMeanwhile: another thread has made a program; nothing of the user's program has run.
         """
         call = self.underway.call or Call()
         code = frame.f_code
@@ -162,17 +170,20 @@ class Tracing:
             answer = self._trace_part((kept, *others), told) if in_part else None
             return answer or self._trace((kept, *others), told)
 
-        try:
-            if eager_frames.is_never_traced(code):
-                answer = self.inner(frame, *others)
-            else:
-                answer = self._from_cache(frame, told) or (
-                    trace(frame) if self.beside is None else self.beside.answer(frame, trace))
-        except Exception as error:  # the border to torch's tracer
-            return self._refused(code, error, call)
-        if answer is None:
-            return self._later(None, BESIDE, call)
-        self._noted(code, answer, bool(tensors), call)
+        with contextlib.nullcontext() if self.beside is not None else self.turn:
+            if len(self.codes) > call.seen and self.beside is None and not (call.frames or call.runs):
+                raise MadeMeanwhile
+            try:
+                if eager_frames.is_never_traced(code):
+                    answer = self.inner(frame, *others)
+                else:
+                    answer = self._from_cache(frame, told) or (
+                        trace(frame) if self.beside is None else self.beside.answer(frame, trace))
+            except Exception as error:  # the border to torch's tracer
+                return self._refused(code, error, call)
+            if answer is None:
+                return self._later(None, BESIDE, call)
+            self._noted(code, answer, bool(tensors), call)
         return self._kept(code, answer)
 
     def _noted(self, code: Any, answer: Any, has_tensors: bool, call: Call) -> None:

@@ -282,7 +282,9 @@ class PredictedShapes:
                       for value in pytree.tree_leaves(node.meta.get("example_value"))]
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self.plain = all(shape_propagation.is_plain(value) for value in (*self.placeholders, *self.inner))
-        self.switches = [target for target in targets if api.changes_mode(target)]
+        mapped = [target for target in targets if api.is_of_vmap(target)]
+        self.plain = self.plain and not mapped
+        self.switches = [target for target in targets if api.changes_mode(target) and target not in mapped]
 
     def asks_data(self) -> bool:
         """Whether some size is only known from the data."""
@@ -349,7 +351,8 @@ class PredictedShapes:
         with shape_propagation.shapes_only(rules(), sizes.number, self.plain) as shapes:
             comparison = Compare(self.gm, sizes, shapes, strides)
             try:
-                comparison.run(inputs)
+                with settings.transforms_left():
+                    comparison.run(inputs)
                 comparison.compare_memory()
             except Differs as difference:
                 return str(difference).split("\n")[0]

@@ -42,6 +42,7 @@ class Call:
         plain: what the tracer said of frames that run as PyTorch: (code object, error) each.
         deferred: patterns of small sizes for which frames run as PyTorch for now.
         chosen: they run as PyTorch because a setting says so, which needs no warning.
+        seen: how many programs there were when Dynamo looked for one.
     """
     frames: int = 0
     runs: int = 0
@@ -49,6 +50,7 @@ class Call:
     plain: list[tuple[Any, BaseException]] = field(default_factory=list)
     deferred: list[Any] = field(default_factory=list)
     chosen: bool = False
+    seen: int = 0
 
 
 class Underway(threading.local):

@@ -89,7 +89,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
-        stack.enter_context(_transforms_left())
+        stack.enter_context(transforms_left())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         stack.enter_context(holders_traced())
@@ -260,7 +260,7 @@ def _floats_left() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _transforms_left() -> Iterator[None]:
+def transforms_left() -> Iterator[None]:
     """Leaves the transforms of torch.func and of forward-mode differentiation that a failed trace is still in: what
     runs next would run inside of them."""
     inner, leave, end_level = map(compat.get, ("torch._C._functorch.maybe_current_level",

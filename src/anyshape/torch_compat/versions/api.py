@@ -419,6 +419,15 @@ def changes_mode(target: Any) -> bool:
     return "_functorch" in module or name.startswith(("_enter_", "_exit_", "_set_")) or "nesting" in name
 
 
+VMAP = frozenset(("lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_decrement_nesting", "_add_batch_dim",
+                  "_remove_batch_dim"))
+
+
+def is_of_vmap(target: Any) -> bool:
+    """True for the functions in a captured graph that begin and end a `vmap`."""
+    return "_functorch" in (getattr(target, "__module__", None) or "") and getattr(target, "__name__", "") in VMAP
+
+
 def allocator(device: torch.device = torch.device("cpu")
               ) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
     """The quickest way to allocate a tensor of given sizes and strides on a device."""
