@@ -28,7 +28,7 @@ from anyshape.frontend.importer_onnx.quantize import (
     product_of_bytes,
     rounded,
 )
-from anyshape.frontend.importer_onnx.table import Call
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
 
@@ -67,8 +67,12 @@ def floats(one: Deferred, attempt: Attempt) -> Any:
 
 
 def _scaled(c: Call, rectified: bool) -> Value:
-    found = c.t.pointwise("mul", c.t.cast(c.value(0), "f32"), c.value(1), dtype="f32")
+    found = _floats_of(c, c.value(0), c.value(1))
     return c.op("maximum", found, 0.0) if rectified else found  # type: ignore[no-any-return]
+
+
+def _floats_of(c: Call, total: Value, scale: Value) -> Value:
+    return c.t.pointwise("mul", c.t.cast(total, "f32"), scale, dtype="f32")  # type: ignore[no-any-return]
 
 
 def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved: Callable[[Sequence[Any]], Any]) -> Any:
@@ -235,3 +239,44 @@ def _requantized(c: Call) -> Value:
 
 _RULES: dict[str, Rule] = {"MatMul": _product, "Gemm": _product, "Conv": _convolution, "Relu": _relu,
                            "QuantizeLinear": _quantize}
+
+
+# ---- quantised operators of onnxruntime, which are what stands between DequantizeLinear and QuantizeLinear
+
+# operator -> that of floats, its operator set, and how many operands are quantised
+APART = {"QLinearAdd": ("Add", 14, 2), "QLinearMul": ("Mul", 14, 2), "QLinearSigmoid": ("Sigmoid", 13, 1),
+         "QLinearLeakyRelu": ("LeakyRelu", 16, 1), "QLinearSoftmax": ("Softmax", 13, 1),
+         "QLinearGlobalAveragePool": ("GlobalAveragePool", 1, 1), "QLinearAveragePool": ("AveragePool", 11, 1),
+         "QLinearReduceMean": ("ReduceMean", 13, 1), "QLinearConcat": ("Concat", 13, 0)}
+
+
+def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
+    """The nodes that one of those operators stands for; None: it is none of them, or has its channels last."""
+    if node.domain != MICROSOFT or node.op not in APART or node.attributes.get("channels_last", 0):
+        return None
+    op, version, count = APART[node.op]
+    given = list(node.inputs)
+    if op == "Concat":
+        end, given = given[:2], given[2:]
+        count = len(given) // 3
+    else:
+        end = given[3 * count:]
+    parts = [OnnxNode("DequantizeLinear", "", 13, tuple(given[3 * i:3 * i + 3]), (f"{prefix}{i}",))
+             for i in range(count)]
+    kept = {name: value for name, value in node.attributes.items() if name not in ("channels_last", "opset")}
+    middle = OnnxNode(op, "", version, tuple(part.outputs[0] for part in parts), (f"{prefix}y",), kept, node.name)
+    return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+
+
+@translates("QGemm", domain=MICROSOFT)
+def quantized_gemm(c: Call) -> Any:
+    weights = c.at(3)
+    if c.attr("transA", 0) or c.attr("alpha", 1.0) != 1.0 or not isinstance(weights, Known):
+        raise Decline("a transposed or scaled operand, or weights that a call brings")
+    turned = bool(c.attr("transB", 0))
+    c.inputs[3] = known(weights.array.T, weights.dtype) if turned else weights
+    total, scale = _product_sums(c)
+    if not c.has(7):
+        return _floats_of(c, total, scale)
+    c.inputs = [total, scale, c.at(7), c.at(8)]
+    return _requantized(c)
