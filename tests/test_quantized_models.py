@@ -2,8 +2,8 @@
 in every form that the tools write, at new sizes, against onnxruntime's results for the nodes as they stand: its own
 fusions are further away from those than ours (it reads a softmax from a table).
 
-Where a number lies between two steps of its quantisation, the last bit of a float decides (of a residual, a softmax): so
-results may be a step apart, and are no further from the float model's than onnxruntime's are.
+Where a number lies between two steps of its quantisation, the last bit of a float decides (of a residual, a softmax):
+so results may be a step apart, and are no further from the float model's than onnxruntime's are.
 """
 from __future__ import annotations
 
