@@ -1,4 +1,4 @@
-"""Whole models that onnxruntime's tools have quantised, of float models made here: a convolution network and an encoder,
+"""Whole models that onnxruntime's tools have quantised, of float models made here: convolutions and an encoder,
 in every form that the tools write, at new sizes, against onnxruntime's results for the nodes as they stand: its own
 fusions are further away from those than ours (it reads a softmax from a table).
 

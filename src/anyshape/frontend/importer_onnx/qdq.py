@@ -85,7 +85,7 @@ def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved:
     if node.domain:
         return None
     if node.op == "DequantizeLinear":
-        return Deferred(NUMBERS, node, tuple([*operands, None][:3]))
+        return Deferred(NUMBERS, node, tuple([*operands, None][:3])) if _is_plain(node, operands) else None
     first = operands[0] if operands else None
     if not isinstance(first, Deferred):
         return None
@@ -93,6 +93,27 @@ def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved:
         return _moved(node, first, operands, moved)
     rule = _RULES.get(node.op)
     return None if rule is None else rule(node, operands, attempt)
+
+
+def _is_plain(node: OnnxNode, operands: Sequence[Any]) -> bool:
+    """Whether these are whole numbers that PyTorch has, with one scale in f32 for all, or for each place of an axis:
+    floats can be made of them at any time."""
+    if len(operands) < 2 or any(isinstance(one, Deferred) or (isinstance(one, Known) and one.symbolic)
+                                for one in operands):
+        return False
+    x, scale, zero = [*operands, None][:3]
+    if _dtype(x) not in (*BYTES, "i32") or _dtype(scale) != "f32" or node.attributes.get("block_size") or (
+            node.attributes.get("output_dtype")) or (zero is not None and _dtype(zero) != _dtype(x)):
+        return False
+    if all(one is None or _single(one) for one in (scale, zero)):
+        return True
+    axis, rank = node.attributes.get("axis", 1), _rank(x)
+    size = _shape(x)[axis] if -rank <= axis < rank else None
+    return all(one is None or _shape(one) == (size,) for one in (scale, zero))
+
+
+def _shape(x: Any) -> tuple[Any, ...]:
+    return tuple(x.shape if isinstance(x, Known) else x.tensor.shape)
 
 
 def _moved(node: OnnxNode, first: Deferred, operands: Sequence[Any], moved: Callable[[Sequence[Any]], Any]) -> Any:
@@ -135,9 +156,6 @@ def _pair(operands: Sequence[Any], axis: int) -> tuple[Any, ...] | None:
         return None
     (x, scale, _), (w, scales, _) = operands[0].inputs, operands[1].inputs
     if _dtype(x) not in BYTES or _dtype(w) not in BYTES or not _single(scale):
-        return None
-    if any(_dtype(one) != "f32" for one in (scale, scales)) or any(
-            one.node.attributes.get("block_size") for one in operands[:2]):
         return None
     if not _single(scales) and operands[1].node.attributes.get("axis", 1) % _rank(w) != axis % _rank(w):
         return None
