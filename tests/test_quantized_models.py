@@ -8,6 +8,8 @@ so results may be a step apart, and are no further from the float model's than o
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,21 @@ def test_results_are_those_of_onnxruntime(build: Any, form: str, tmp_path: Path)
     assert products and (form == "dynamic" or set(products) <= {"matmul_bytes", "conv_bytes"}), products
     assert not [step.target for step in program.executable.plan.steps
                 if isinstance(step, ExternStep) and "convolution" in step.target]
+
+
+def test_a_file_of_it_runs_without_torch(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    images = draw.standard_normal((2, 3, 32, 32)).astype(np.float32)
+    compiled = anyshape.compile_onnx(quantized(network(draw), "QDQ", [images], tmp_path))
+    x = draw.standard_normal((1, 3, 35, 40)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    anyshape.save(compiled, tmp_path / "net.any")
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["llvmlite"] = None
+import numpy as np, anyshape
+run = anyshape.load({str(tmp_path / "net.any")!r}, trust_native=True)
+np.save({str(tmp_path / "y.npy")!r}, run(np.load({str(tmp_path / "x.npy")!r})))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), compiled(x))
