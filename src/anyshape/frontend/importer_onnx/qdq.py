@@ -28,7 +28,7 @@ from anyshape.frontend.importer_onnx.quantize import (
     product_of_bytes,
     rounded,
 )
-from anyshape.frontend.importer_onnx.table import Call
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
 
@@ -67,8 +67,12 @@ def floats(one: Deferred, attempt: Attempt) -> Any:
 
 
 def _scaled(c: Call, rectified: bool) -> Value:
-    found = c.t.pointwise("mul", c.t.cast(c.value(0), "f32"), c.value(1), dtype="f32")
+    found = _floats_of(c, c.value(0), c.value(1))
     return c.op("maximum", found, 0.0) if rectified else found  # type: ignore[no-any-return]
+
+
+def _floats_of(c: Call, total: Value, scale: Value) -> Value:
+    return c.t.pointwise("mul", c.t.cast(total, "f32"), scale, dtype="f32")  # type: ignore[no-any-return]
 
 
 def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved: Callable[[Sequence[Any]], Any]) -> Any:
@@ -81,7 +85,7 @@ def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved:
     if node.domain:
         return None
     if node.op == "DequantizeLinear":
-        return Deferred(NUMBERS, node, tuple([*operands, None][:3]))
+        return Deferred(NUMBERS, node, tuple([*operands, None][:3])) if _is_plain(node, operands) else None
     first = operands[0] if operands else None
     if not isinstance(first, Deferred):
         return None
@@ -89,6 +93,27 @@ def translated(node: OnnxNode, operands: Sequence[Any], attempt: Attempt, moved:
         return _moved(node, first, operands, moved)
     rule = _RULES.get(node.op)
     return None if rule is None else rule(node, operands, attempt)
+
+
+def _is_plain(node: OnnxNode, operands: Sequence[Any]) -> bool:
+    """Whether these are whole numbers that PyTorch has, with one scale in f32 for all, or for each place of an axis:
+    floats can be made of them at any time."""
+    if len(operands) < 2 or any(isinstance(one, Deferred) or (isinstance(one, Known) and one.symbolic)
+                                for one in operands):
+        return False
+    x, scale, zero = [*operands, None][:3]
+    if _dtype(x) not in (*BYTES, "i32") or _dtype(scale) != "f32" or node.attributes.get("block_size") or (
+            node.attributes.get("output_dtype")) or (zero is not None and _dtype(zero) != _dtype(x)):
+        return False
+    if all(one is None or _single(one) for one in (scale, zero)):
+        return True
+    axis, rank = node.attributes.get("axis", 1), _rank(x)
+    size = _shape(x)[axis] if -rank <= axis < rank else None
+    return all(one is None or _shape(one) == (size,) for one in (scale, zero))
+
+
+def _shape(x: Any) -> tuple[Any, ...]:
+    return tuple(x.shape if isinstance(x, Known) else x.tensor.shape)
 
 
 def _moved(node: OnnxNode, first: Deferred, operands: Sequence[Any], moved: Callable[[Sequence[Any]], Any]) -> Any:
@@ -131,9 +156,6 @@ def _pair(operands: Sequence[Any], axis: int) -> tuple[Any, ...] | None:
         return None
     (x, scale, _), (w, scales, _) = operands[0].inputs, operands[1].inputs
     if _dtype(x) not in BYTES or _dtype(w) not in BYTES or not _single(scale):
-        return None
-    if any(_dtype(one) != "f32" for one in (scale, scales)) or any(
-            one.node.attributes.get("block_size") for one in operands[:2]):
         return None
     if not _single(scales) and operands[1].node.attributes.get("axis", 1) % _rank(w) != axis % _rank(w):
         return None
@@ -235,3 +257,44 @@ def _requantized(c: Call) -> Value:
 
 _RULES: dict[str, Rule] = {"MatMul": _product, "Gemm": _product, "Conv": _convolution, "Relu": _relu,
                            "QuantizeLinear": _quantize}
+
+
+# ---- quantised operators of onnxruntime, which are what stands between DequantizeLinear and QuantizeLinear
+
+# operator -> that of floats, its operator set, and how many operands are quantised
+APART = {"QLinearAdd": ("Add", 14, 2), "QLinearMul": ("Mul", 14, 2), "QLinearSigmoid": ("Sigmoid", 13, 1),
+         "QLinearLeakyRelu": ("LeakyRelu", 16, 1), "QLinearSoftmax": ("Softmax", 13, 1),
+         "QLinearGlobalAveragePool": ("GlobalAveragePool", 1, 1), "QLinearAveragePool": ("AveragePool", 11, 1),
+         "QLinearReduceMean": ("ReduceMean", 13, 1), "QLinearConcat": ("Concat", 13, 0)}
+
+
+def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
+    """The nodes that one of those operators stands for; None: it is none of them, or has its channels last."""
+    if node.domain != MICROSOFT or node.op not in APART or node.attributes.get("channels_last", 0):
+        return None
+    op, version, count = APART[node.op]
+    given = list(node.inputs)
+    if op == "Concat":
+        end, given = given[:2], given[2:]
+        count = len(given) // 3
+    else:
+        end = given[3 * count:]
+    parts = [OnnxNode("DequantizeLinear", "", 13, tuple(given[3 * i:3 * i + 3]), (f"{prefix}{i}",))
+             for i in range(count)]
+    kept = {name: value for name, value in node.attributes.items() if name not in ("channels_last", "opset")}
+    middle = OnnxNode(op, "", version, tuple(part.outputs[0] for part in parts), (f"{prefix}y",), kept, node.name)
+    return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+
+
+@translates("QGemm", domain=MICROSOFT)
+def quantized_gemm(c: Call) -> Any:
+    weights = c.at(3)
+    if c.attr("transA", 0) or c.attr("alpha", 1.0) != 1.0 or not isinstance(weights, Known):
+        raise Decline("a transposed or scaled operand, or weights that a call brings")
+    turned = bool(c.attr("transB", 0))
+    c.inputs[3] = known(weights.array.T, weights.dtype) if turned else weights
+    total, scale = _product_sums(c)
+    if not c.has(7):
+        return _floats_of(c, total, scale)
+    c.inputs = [total, scale, c.at(7), c.at(8)]
+    return _requantized(c)

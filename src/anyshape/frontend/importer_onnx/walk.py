@@ -30,6 +30,7 @@ from anyshape.frontend.importer_onnx import (
     index,
     matmul,
     pointwise,
+    qdq,
     quantize,
     recurrent,
     reduce,
@@ -63,7 +64,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, recurrent, signal)
+TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
@@ -404,6 +405,10 @@ class Walk:
 
     def _inline(self, node: OnnxNode, inputs: Sequence[Any]) -> None:
         """Takes a composed operator apart."""
+        parts = qdq.apart(node, f"{node.outputs[0]}/{self.inlined}/")
+        if parts is not None:
+            self._prefix(node)
+            raise _Inline(parts, {})
         types = [self._onnx_type(one) for one in inputs]
         body = self.reader.body(node, types)
         if body is None:
