@@ -383,7 +383,8 @@ class _Reader(Scanner):
             given["where"] = where
         start = self.at
         given |= self.attributes(cls)
-        if missing := [name for name in _needed(cls) if name not in given]:
+        needed = _needed(cls)  # type: ignore[arg-type]  # classes are hashable
+        if missing := [name for name in needed if name not in given]:
             self.fail(f"{', '.join(missing)} is missing", f"write it below: {{{missing[0]}=...}}", start)
         return cls(**given)
 

@@ -68,7 +68,8 @@ class Binder:
         # (runtime/call/dispatch_codegen.py)
         apart = {*plan.restored, *self.strided}
         self.fixed = [one for one in self.fixed
-                      if one[0] not in given or not driver.fits(given[one[0]], *one[1:], self.devices[one[0]])]
+                      if one[0] not in given
+                      or not driver.fits(given[one[0]], one[1], one[2], self.devices[one[0]])]  # type: ignore[arg-type]
         self.uncompared = [one for one in self.fixed if one[0] in apart or not _has_fixed_strides(plan.inputs[one[0]])]
 
     def bind(self, arguments: Sequence[Any], known: Mapping[str, int], same: bool = False) -> dict[str, int]:
