@@ -12,6 +12,7 @@ from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import IndexRangeError
 from anyshape.plan.ir.program import KernelStep, LibraryStep
 from anyshape_bench.measure import launch_count
+from reference_words import ours_do
 from sampling import crossed
 
 # rows, inner dim, columns: nothing, one, primes, few rows, several blocks of rows, and of the inner dim
@@ -64,7 +65,7 @@ def test_to_the_bit_as_one_after_the_other(by, kernel, counts):
             for threads in counts:  # torch's tracer makes new programs for each
                 torch.set_num_threads(threads)
                 one, other = fast(x, w, b), apart(x, w, b)
-                ours = dtype is torch.bfloat16 or (by == "panels" and products.ours_do(
+                ours = dtype is torch.bfloat16 or (by == "panels" and ours_do(
                     products.Fixed(host(), True), rows, columns, inner, 1))
                 if ours or threads == 1:
                     assert torch.equal(one, other), (rows, inner, columns, threads)

@@ -7,20 +7,19 @@ from collections.abc import Collection
 from anyshape import torch_compat as compat
 
 # "aten/relu/CPU" for each kernel that Python has registered; torch adds and takes away in place
-_registered: Collection[str] = compat.get("torch.library._impls") or ()
+registered: Collection[str] = compat.get("torch.library._impls") or ()
 _KEYS = frozenset(("CPU", "CUDA", "CompositeImplicitAutograd", "CompositeExplicitAutograd"))
 _OF_TORCH = "_foreach_"  # of which torch 2.13 registers one itself
-_seen = -1  # how many there were when this was asked last
-_found: tuple[str, ...] = ()
+count = -1  # how many there were when this was asked last
+last: tuple[str, ...] = ()  # and what was the answer
 
 
 def replaced_kernels() -> tuple[str, ...]:
-    """The operators, such as "aten::relu (CPU)"; asked at every call."""
-    global _seen, _found
-    count = len(_registered)
-    if count != _seen:
-        parts = (name.split("/") for name in sorted(_registered) if name.startswith("aten/"))
-        _found = tuple(f"aten::{operator} ({key})" for _, operator, key in parts
-                       if key in _KEYS and not operator.startswith(_OF_TORCH))
-        _seen = count
-    return _found
+    """The operators, such as "aten::relu (CPU)"."""
+    global count, last
+    if count != len(registered):
+        parts = (name.split("/") for name in sorted(registered) if name.startswith("aten/"))
+        last = tuple(f"aten::{operator} ({key})" for _, operator, key in parts
+                     if key in _KEYS and not operator.startswith(_OF_TORCH))
+        count = len(registered)
+    return last

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
-from anyshape.torch_compat.replaced_kernels import replaced_kernels
+from anyshape.torch_compat import replaced_kernels as replaced
 from anyshape.torch_compat.tensors import plain_gradient
 from anyshape.torch_compat.versions import api
 
@@ -360,4 +360,4 @@ def watched() -> bool:
     (a global hook), or replace an operator's kernel? Asked at every call."""
     return bool(_dispatch_modes() or _innermost_transform() is not None or forward_ad._current_level >= 0
                 or _forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks
-                or replaced_kernels())
+                or (replaced.last if len(replaced.registered) == replaced.count else replaced.replaced_kernels()))
