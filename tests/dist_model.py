@@ -17,8 +17,8 @@ from anyshape.dist.partition import LocalGraph
 from anyshape.dist.strategies import Roles, Strategy
 from anyshape.frontend.capture import dynamo_backend
 from anyshape.frontend.importer.fx_to_graph import to_graph
-from anyshape.frontend.train_step.distributed import roles_of
-from anyshape.frontend.train_step.partition import joined, step_halves
+from anyshape.frontend.train_step.distributed import halves_for_all, roles_of
+from anyshape.frontend.train_step.partition import joined
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph
 from anyshape.runtime.collectives.simulate import local_inputs, part_of_result, simulate
@@ -109,13 +109,14 @@ class Captured:
 
 def capture(model: nn.Module, loss: Callable[..., Any] = next_token_loss, batch: Sequence[Any] = (),
             optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, in_halves: bool = False,
-            **more: Any) -> Captured:
-    """Traces a step, and catches its graph where it would be compiled. in_halves: as `Captured.first` says."""
+            cut: Callable[..., Any] = halves_for_all, **more: Any) -> Captured:
+    """Traces a step, and catches its graph where it would be compiled. in_halves: as `Captured.first` says; cut: what
+    makes the halves."""
     step = anyshape.train_step(model, loss, optimizer(model.parameters(), lr=1e-2), strict=True, **more)
     caught: list[Captured] = []
 
     def compile_step(compilation: Any, traced: int, first: Any, gm: Any, static: tuple[int, ...], reason: str) -> Any:
-        halves = step_halves(gm, static) if in_halves else None
+        halves = cut(gm, static) if in_halves else None
         gm = gm if halves is None else joined(gm, halves)
         expanded(gm)
         graph, notes = to_graph(gm, "step")

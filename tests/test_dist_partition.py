@@ -15,8 +15,11 @@ from anyshape.dist.ragged import Needs, needs_of
 from anyshape.dist.sharding import sharding_of
 from anyshape.dist.strategies import partitioned, strategy_of
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
+from anyshape.frontend.train_step.distributed import halves_for_all
+from anyshape.frontend.train_step.partition import step_halves
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph
+from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.collective import COLLECTIVES
@@ -193,3 +196,28 @@ def test_sizes_of_a_batch_that_are_compared_are_one() -> None:
     assert shared_sizes(batch_graph(), ("tokens", "labels")) == {"c": "b", "m": "n"}
     assert shared_sizes(batch_graph(), ("tokens",)) == {}
     assert shared_sizes(batch_graph(compared=False), batch) == {}  # it says only that labels are no more than scores
+
+
+class Masked(torch.nn.Module):
+    """What its backward needs is a mask of every pair of tokens, or a number of each token: whichever is smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        order = tokens.cumsum(1)
+        weighed = self.weight[tokens[:, :, None] % 4] * self.weight[tokens[:, None, :] % 4]
+        return torch.where(order[:, :, None] >= order[:, None, :], weighed * weighed, 0.0).sum()
+
+
+def test_halves_are_the_same_at_any_length() -> None:
+    """Each rank traces its own batch, and what is kept for the backward is to be the same on all."""
+    def text(length: int, cut: Any) -> str:
+        torch.manual_seed(0)
+        found = capture(Masked(), lambda model, tokens: model(tokens), (torch.randint(0, 50, (3, length)),),
+                        in_halves=True, cut=cut)
+        return show(found.graph.replace(facts=type(found.graph.facts)()))
+
+    assert text(5, step_halves) != text(70, step_halves)
+    assert text(5, halves_for_all) == text(70, halves_for_all)

@@ -120,6 +120,9 @@ TRACING = {
     f"{DYNAMO}mark_static": Name("weights of a train step have fixed sizes", "their sizes are traced as symbols"),
     f"{FAKE}FakeTensorMode._dispatch_impl": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{FAKE}in_kernel_invocation_manager": Name("shapes of a trace are found once", SLOW_TRACE),
+    "torch._functorch.partitioners.optimization_hint": Name(
+        "ranks of a step make the same program at any lengths", "before torch 2.13 their first batches are to be alike",
+        quiet=True),
     "torch.library._impls": Name("kernels of operators that users replace", "compiled code does without these"),
     "torch.Tensor._is_zerotensor": Name("tensors of zeros without memory", "a call with one is refused"),
     "torch.Tensor._is_view": Name("shapes of a trace are found once", SLOW_TRACE),

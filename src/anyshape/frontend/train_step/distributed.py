@@ -38,7 +38,14 @@ from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.strategy import StrategySearch
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
-from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, joined, refusal_of, step_halves
+from anyshape.frontend.train_step.partition import (
+    HalvesOrder,
+    HalvesProgram,
+    StepHalves,
+    joined,
+    refusal_of,
+    step_halves,
+)
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import with_symbols
@@ -57,8 +64,10 @@ from anyshape.runtime.collectives.ring_attention import ring
 from anyshape.sym.expr import evaluate, symbol
 from anyshape.torch_compat.tree import tree_map_only
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.symbolic_functions import likely_values
 
 OPERATORS = (start, wait, ring)  # what lowered graphs call; torch knows them once they are imported
+LIKELY = 64  # of a size that is not known, as in sym/facts.py
 BATCH = "%batch"  # among sizes, the digest of a batch
 Cut = tuple[str, Numbers]  # the axis, and how a dim is dealt out along it
 
@@ -232,6 +241,12 @@ def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequen
     return Roles(weights, states, data)
 
 
+def halves_for_all(gm: GraphModule, static: Sequence[int]) -> StepHalves | None:
+    """The halves of a step's graph (`step_halves`), the same on ranks whose batches have other sizes."""
+    with likely_values([node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"], LIKELY):
+        return step_halves(gm, static)
+
+
 def imported(compilation: Compilation, name: str, gm: GraphModule, static: Sequence[int],
              in_halves: bool = False) -> tuple[Graph, Notes, Roles]:
     """The graph of a traced step with its update, as one rank alone would run it, and what its inputs are. in_halves:
@@ -241,7 +256,7 @@ def imported(compilation: Compilation, name: str, gm: GraphModule, static: Seque
         Unsupported: the graph has what our IR does not carry: there is no way around it on many ranks.
     """
     distribution: Distribution = compilation.step.distribution
-    halves = step_halves(gm, static) if in_halves else None
+    halves = halves_for_all(gm, static) if in_halves else None
     if halves is not None:
         gm = joined(gm, halves)
     expanded(gm)

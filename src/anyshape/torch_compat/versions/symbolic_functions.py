@@ -9,15 +9,17 @@ a number. Ours gives what torch's gives; what it was not written for it hands to
 """
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from anyshape import torch_compat as compat
 from anyshape.torch_compat import tree as pytree
 
 FLOATS = (torch.float32, torch.float64)
@@ -269,3 +271,41 @@ def traced_values(shape_env: Any) -> Mapping[Any, Any]:
     """The numbers that symbols of a trace have in it. (The old name warns, also where there are none.)"""
     found: Mapping[Any, Any] | None = getattr(shape_env, "backed_var_to_val", None)
     return getattr(shape_env, "var_to_val", {}) if found is None else found
+
+
+HINT = "torch._functorch.partitioners.optimization_hint"  # by which torch's partitioner tells how large a value is
+
+
+@contextlib.contextmanager
+def likely_values(tensors: Iterable[Any], value: int) -> Iterator[None]:
+    """Inside, the symbols of the trace that made these tensors have `value` in it, as far as their ranges allow, in
+    place of the numbers of the call that is traced: for decisions that are to be the same in every process. No
+    condition may be asked inside."""
+    env = next((size.node.shape_env for one in tensors if isinstance(one, Tensor) for size in one.shape
+                if isinstance(size, torch.SymInt)), None)
+    found = None if env is None else traced_values(env)
+    if not isinstance(found, dict):
+        yield
+        return
+    hint, before = compat.get(HINT), dict(found)
+    space = compat.need("torch._functorch.partitioners.min_cut_rematerialization_partition").__globals__
+
+    def likely(size: Any, fallback: int | None = None) -> int:
+        """A size knows the number that it had when it was made."""
+        if isinstance(size, torch.SymInt):
+            return int(size.node.shape_env.optimization_hint(size.node.expr, fallback=fallback))
+        return int(size)
+
+    for name in before:
+        limits = env.var_to_range.get(name)
+        low, high = (0, value) if limits is None else (limits.lower, limits.upper)
+        found[name] = type(before[name])(max(low, min(value, high)))
+    with compat.compile_lock():
+        if hint is not None:
+            space["optimization_hint"] = likely
+        try:
+            yield
+        finally:
+            found.update(before)
+            if hint is not None:
+                space["optimization_hint"] = hint
