@@ -284,7 +284,7 @@ def likely_values(tensors: Iterable[Any], value: int) -> Iterator[None]:
     env = next((size.node.shape_env for one in tensors if isinstance(one, Tensor) for size in one.shape
                 if isinstance(size, torch.SymInt)), None)
     found = None if env is None else traced_values(env)
-    if not isinstance(found, dict):
+    if env is None or not isinstance(found, dict):
         yield
         return
     hint, before = compat.get(HINT), dict(found)
