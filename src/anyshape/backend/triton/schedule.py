@@ -120,7 +120,10 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
     if len(inside) == 1 and not uneven and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
     found = _persistent(columns, _widest(program), "scan" not in spans) if _is_one_value(program) and not uneven else []
-    return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
+    # sums of 8 bytes take two registers each, of which AMD's threads have few where there are 1024
+    wide = any(one.op == "reduce" and one.dtype in ("i64", "f64") for stage in inside for one in stage.instructions)
+    step = STEP // 2 if wide else STEP
+    return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, step)]
 
 
 def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
@@ -212,7 +215,7 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
         grid = minimum(grid, form.scratch)
         scratch = grid * tile.rows * sum((one.count * 8 for one in program.scratch), 0)
     elements = tile.rows * (1 if form.buckets else tile.columns + tile.more)
-    most = 32 if tile.columns == STEP and form.columns == LOOP else 8 if form.columns == LOOP else 16
+    most = 32 if tile.columns >= STEP // 2 and form.columns == LOOP else 8 if form.columns == LOOP else 16
     share = PER_PERSISTENT_WARP if form.columns == TILE and split is None else PER_WARP
     warps = max(1, min(most, 1 << (max(elements // share, 1).bit_length() - 1)))
     warps = 4 if form.columns == GRID else warps
