@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -299,7 +300,8 @@ def likely_values(tensors: Iterable[Any], value: int) -> Iterator[None]:
     for name in before:
         limits = env.var_to_range.get(name)
         low, high = (0, value) if limits is None else (limits.lower, limits.upper)
-        found[name] = type(before[name])(max(low, min(value, high)))
+        chosen = max(low, min(value, high))  # sympy's 0 and 1 have classes of their own, which take no number
+        found[name] = int(chosen) if isinstance(before[name], int) else sympy.Integer(chosen)
     with compat.compile_lock():
         if hint is not None:
             space["optimization_hint"] = likely
