@@ -53,7 +53,7 @@ def factors(node: Node) -> tuple[Factor, ...]:
     if one.kind == "reduce":
         return tuple(_of_reduction(node))
     if one.kind == "scan":
-        return tuple(Factor((d,), (d,)) for d, size in enumerate(_shape(node.inputs[0]))
+        return tuple(Factor((d,) * len(node.inputs), (d,)) for d, size in enumerate(_shape(node.inputs[0]))
                      if d != node.attr("dim") and size != 1)
     if one.into is not None:
         return tuple(_of_scatter(node))

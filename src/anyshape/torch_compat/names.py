@@ -151,6 +151,8 @@ TRACING = {
                                                                     "eager PyTorch's"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
                                                               quiet=True),
+    "torch._higher_order_ops.associative_scan": Name(
+        "an associative scan is one step for every length", "each length that is odd on the way is a program"),
     **{f"torch._higher_order_ops.effects.{name}": Name(
         "checks of matrices in programs", "before torch 2.13 a singular matrix is not refused", quiet=True)
        for name in ("_get_effect", "_register_effectful_op", "_EffectType.ORDERED")},

@@ -31,6 +31,7 @@ from anyshape.frontend.programs.double_backward import DoubleBackward, with_doub
 from anyshape.frontend.programs.eager_fallback import BY_OPERATOR, REPLACED, FallbackWarning, note, refuse
 from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
+from anyshape.frontend.recurrent import scans
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
 from anyshape.frontend.train_step.pipelined import compile_pipelined
@@ -90,7 +91,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if compilation.step is None:
         _leave_what_is_caught(gm, compilation)
     number = compilation.next_graph(size_names(gm))
-    captured = gm
+    gm = captured = scans.recognised(gm)
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
         compilation.data_sizes[str(number)] = DataSizeGuard(gm)
     gm = derivatives(_recognised(gm, compilation, number))

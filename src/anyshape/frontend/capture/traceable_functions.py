@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch.nn import functional
 
+from anyshape.frontend.recurrent import scans
 from anyshape.torch_compat import get, need
 
 aten = torch.ops.aten
@@ -469,6 +470,7 @@ IN_PYTHON: dict[Any, Any] = {
     torch.chain_matmul: chain_matmul,
     torch.corrcoef: corrcoef,
     torch.cov: cov,
+    torch.cumprod: scans.cumprod,
     torch.equal: equal,
     torch.kron: kron,
     torch.linalg.multi_dot: multi_dot,
@@ -485,6 +487,6 @@ IN_PYTHON: dict[Any, Any] = {
     functional.one_hot: one_hot,
     torch.utils.checkpoint.checkpoint_sequential: checkpoint_sequential,
     **{function: ours for function, ours in (
-        (get("torch._C._nn.pad_sequence"), pad_sequence), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
+        (get("torch._C._nn.pad_sequence"), pad_sequence), (scans.FUNCTION, scans.associative_scan), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
        if function is not None},
 }

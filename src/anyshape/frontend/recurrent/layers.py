@@ -66,6 +66,19 @@ def cell(t: Translator, x: Value, h: Value, w: Value, r: Value, b: Value, rb: Va
     return _of_torch(t, cell, x, [h], w, r, b, rb, reverse)
 
 
+@translates(operators.LINEAR_SCAN)
+def linear_scan(t: Translator, a: Value, b: Value) -> Value:
+    kinds = {a.tensor.dtype, b.tensor.dtype}
+    if len(kinds) != 1 or not kinds < {"f32", "f64", "bf16", "f16"}:
+        raise Decline("a linear recurrence of anything but floats of one dtype")
+    return b if b.tensor.shape[0] == 1 else t.op("linear_scan", a, b, dim=0)
+
+
+@translates(operators.CUMPROD)
+def cumprod(t: Translator, x: Value, dim: int) -> Value:
+    return x if x.tensor.shape[dim] == 1 else t.op("cumprod", x, dim=dim)
+
+
 def _of_torch(t: Translator, cell: str, x: Value, states: Sequence[Value], w: Value, r: Value, b: Value, rb: Value,
               reverse: bool) -> tuple[Value, ...]:
     hidden = states[0].tensor.shape[1]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _LIBRARY = torch.library.Library("anyshape_recurrent", "FRAGMENT")
 _WEIGHTS = "Tensor w, Tensor r, Tensor b, Tensor rb, bool reverse"
@@ -149,6 +150,52 @@ CELL_BACKWARD = _define(
         _gradients(cell, [dy, dh], x, [h], y, [w, r, b, rb], reverse), _fake_backward(1))
 
 
+# ---- linear recurrences: h[k] = a[k] h[k - 1] + b[k], h[0] = b[0], along dim 0
+
+
+def _linear_scan(a: Tensor, b: Tensor) -> Tensor:
+    """By doubling (Hillis and Steele, 1986): after each step a place knows twice as many before it."""
+    found, step = b.clone(memory_format=torch.contiguous_format), 1
+    while step < len(b):
+        found = torch.cat([found[:step], a[step:] * found[:-step] + found[step:]])
+        a, step = torch.cat([a[:step], a[step:] * a[:-step]]), 2 * step
+    return found
+
+
+LINEAR_SCAN = _define("linear_scan(Tensor a, Tensor b) -> Tensor", _linear_scan, lambda a, b: b.new_empty(b.shape))
+
+
+# what stands for an associative scan in a captured graph until its combining function is known (scans.py)
+ASSOCIATIVE_SCAN = _define(
+    "associative_scan(Tensor[] xs, Tensor[] combined) -> Tensor[]", lambda xs, combined: [x.clone() for x in xs],
+    lambda xs, combined: [x.clone() for x in xs])
+
+
+CUMPROD = _define("cumprod(Tensor x, int dim) -> Tensor", lambda x, dim: x.cumprod(dim).contiguous(),
+                  lambda x, dim: x.new_empty(x.shape))
+
+
+def _of_scan(a: Tensor, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a and b. What comes to h[k] is grad[k], and a[k + 1] of what comes to h[k + 1]: the same recurrence,
+    from the end."""
+    later = functional.pad(a[1:], [0, 0] * (a.dim() - 1) + [0, 1])
+    found = LINEAR_SCAN(later.flip(0), grad.flip(0)).flip(0)
+    return found * functional.pad(h[:-1], [0, 0] * (h.dim() - 1) + [1, 0]), found
+
+
+def _of_cumprod(context: Any, grad: Tensor) -> tuple[Tensor, None]:
+    """Of h[k] = x[k] h[k - 1]: exact where x is 0, too."""
+    x, h = context.saved_tensors
+    x, h, grad = (one.movedim(context.dim, 0) for one in (x, h, grad))
+    own, first = _of_scan(x, h, grad)
+    return torch.cat([first[:1], own[1:]]).movedim(0, context.dim), None
+
+
+def _keep_cumprod(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+    ctx.dim = inputs[1]
+
+
 def _keep(states: int) -> Callable[..., None]:
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # names are torch's
         x, *rest = inputs
@@ -168,3 +215,10 @@ def _cell_backward(context: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 torch.library.register_autograd("anyshape_recurrent::lstm", _lstm_backward, setup_context=_keep(2), lib=_LIBRARY)
 torch.library.register_autograd("anyshape_recurrent::cell", _cell_backward, setup_context=_keep(1), lib=_LIBRARY)
+torch.library.register_autograd(
+    "anyshape_recurrent::linear_scan", lambda ctx, grad: _of_scan(*ctx.saved_tensors, grad), lib=_LIBRARY,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output))
+torch.library.register_autograd(
+    "anyshape_recurrent::associative_scan", lambda ctx, grads: (grads, [None] * ctx.count), lib=_LIBRARY,
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "count", len(inputs[1])))
+torch.library.register_autograd("anyshape_recurrent::cumprod", _of_cumprod, setup_context=_keep_cumprod, lib=_LIBRARY)

@@ -38,6 +38,7 @@ _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
 _STORE = re.compile(r"      (store|scatter|fold|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?"
                     r"(?: code (-?\d+)| with (\w+))?$")
 _REDUCE = re.compile(r"(reduce|scan) (\w+) r(\d+)$")
+_LINEAR = re.compile(r"scan linear r(\d+), r(\d+)$")
 _INDEX = re.compile(r"index (.+)$")
 _SCALAR = re.compile(r"(\w+) (r\d+(?:, r\d+)*)$")
 _NUMBER = re.compile(r"True|False|-?\d+|-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)")
@@ -263,6 +264,12 @@ class _Reader:
                 self.fail(f"{text!r} does not stand here", f"in a column stage, combine with {', '.join(COMBINES)}")
             self.wants(dtype, self.register(match[3]), match[1])
             return Instruction(result, match[1], (int(match[3]),), dtype, combine=match[2])
+        if match := _LINEAR.match(text):
+            if level != "column":
+                self.fail(f"{text!r} does not stand here", "in a column stage")
+            for word in match.groups():
+                self.wants(dtype, self.register(word), "scan")
+            return Instruction(result, "scan", (int(match[1]), int(match[2])), dtype, combine="linear")
         if match := _INDEX.match(text):
             self.wants(dtype, "i64", "index")
             return Instruction(result, "index", (), dtype, offset=self.size(match[1], self.place(level)))

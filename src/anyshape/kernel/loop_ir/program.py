@@ -61,7 +61,8 @@ class Instruction:
                  args[0] combined over the rows of the part; nothing else reads or writes the buffer
         check    where args[0] (bool, vector or uniform; args[1] is an optional mask of active lanes) is false, set
                  buffer[0] (i64, role out) to `value`; nothing else happens
-        scan     (column stages) combine args[0] over the columns up to this one, in row-major order
+        scan     (column stages) combine args[0] over the columns up to this one, in row-major order; `linear`: what
+                 there is before, times args[1], plus args[0]
         reduce   combine args[0] over all columns of the stage with `combine`; the result is a row register
     dtype: of the result in the register: bf16 and f16 are computed as f32, so registers are never bf16 or f16;
         a load converts from the buffer's dtype, a store to it (round to nearest even).
@@ -74,7 +75,7 @@ class Instruction:
     buffer: str = ""
     offset: Size = 0
     value: float | int | bool = 0
-    combine: str = ""  # add, mul, maximum, minimum, and, or
+    combine: str = ""  # add, mul, maximum, minimum, and, or; of a scan also linear
 
 
 @dataclass(frozen=True, slots=True)

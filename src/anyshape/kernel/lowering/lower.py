@@ -221,10 +221,14 @@ class _Lowering:
     def scan(self, value: Value, node: Node) -> None:
         """Store a scan over the columns; f32 is combined in f64."""
         index = self.root_index(value)
-        register = self.read(next(node.values()), index)
+        *factors, register = (self.read(one, index) for one in node.values())
         kind = self.kinds[register]
         wide = "f64" if value.tensor.dtype == "f32" else kind
-        so_far = self.emit("scan", (self.apply("cast", register, dtype=wide),), dtype=wide, combine=row(node).combine)
+        if factors:  # nothing is before the first, whatever its factor is
+            first = self.apply("eq", self.index(index[node.attr("dim")]), self.constant(0, "i64"), dtype="bool")
+            factors = [self.apply("where", first, self.constant(0.0, kind), factors[0], dtype=kind)]
+        args = tuple(self.apply("cast", one, dtype=wide) for one in (register, *factors))
+        so_far = self.emit("scan", args, dtype=wide, combine=row(node).combine)
         self.store(value, index, self.apply("cast", so_far, dtype=kind))
 
     def store(self, value: Value, index: Index, made: int | None = None) -> None:

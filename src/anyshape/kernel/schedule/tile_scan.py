@@ -46,11 +46,15 @@ def tiled_scan(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | 
             continue
         name = f"t{len(scratch)}"
         scratch.append(Scratch(name, one.dtype, tile))
-        body += [Instruction(free, "load", (), one.dtype, name, symbol(row)),
-                 Instruction(free + 1, one.combine, (free, one.args[0]), one.dtype),
-                 Instruction(one.result, "where", (first, one.args[0], free + 1), one.dtype),
+        body.append(Instruction(free, "load", (), one.dtype, name, symbol(row)))
+        before, combine, free = free, one.combine, free + 1
+        if combine == "linear":
+            body.append(Instruction(free, "mul", (one.args[1], before), one.dtype))
+            before, combine, free = free, "add", free + 1
+        body += [Instruction(free, combine, (before, one.args[0]), one.dtype),
+                 Instruction(one.result, "where", (first, one.args[0], free), one.dtype),
                  Instruction(-1, "store", (one.result,), one.dtype, name, symbol(row))]
-        free += 2
+        free += 1
     if not scratch:
         return None
     rows = (*program.rows[:-1], (run, ceildiv(extent, tile)))

@@ -147,6 +147,14 @@ def _slice(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     return x[(slice(None),) * a["dim"] + (slice(a["start"], end, a["step"]),)]
 
 
+def _linear_scan(a: Attributes, factors: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    lines = list(terms.unbind(a["dim"]))
+    for place, factor in enumerate(factors.unbind(a["dim"])):
+        if place:
+            lines[place] = factor * lines[place - 1] + lines[place]
+    return torch.stack(lines, a["dim"]) if lines else terms.clone()
+
+
 def _pad(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     result = x.new_full([s + b + e for s, b, e in zip(x.shape, a["low"], a["high"], strict=True)], a["value"])
     source, target = x, result
@@ -281,6 +289,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "index": _index,
     "cumsum": lambda a, x: x.cumsum(a["dim"], dtype=x.dtype),
     "cumprod": lambda a, x: x.cumprod(a["dim"], dtype=x.dtype),
+    "linear_scan": _linear_scan,
     "sum": _sum,
     "prod": _prod,
     "amax": lambda a, x: x.amax(a["dims"], a["keep"]),

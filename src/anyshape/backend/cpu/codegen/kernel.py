@@ -495,7 +495,7 @@ class _Kernel:
         elif one.op == "index":
             space.registers[one.result] = space.size(one.offset, wide=space.is_wide(one.offset))
         elif one.op == "scan":
-            space.registers[one.result] = self.scans[one.result].next(args[0], space.mask, space.lanes)
+            space.registers[one.result] = self.scans[one.result].next(args, space.mask, space.lanes)
         elif one.op == "reduce":
             self.reductions[one.result].add(args[0], space.mask)
         else:
