@@ -94,6 +94,13 @@ def test_scans_of_rows_that_begin_anywhere(combine: str) -> None:
     agree(texts.program(texts.CUMSUM.replace("add", combine)), [[3, 101], [4, 259], [3, 4099]], 1e-5)
 
 
+def test_linear_recurrences() -> None:
+    """Factors are below 1: what there is in memory is drawn from a normal distribution."""
+    below = "r1: f32 = load p1[i0*n1 + i1]\n      r4: f32 = tanh r0\n      r2: f32 = scan linear r1, r4"
+    text = texts.LINEAR.replace("r1: f32 = load p1[i0*n1 + i1]\n      r2: f32 = scan linear r1, r0", below)
+    agree(texts.program(text), [[0, 3], [3, 0], [2, 1], [3, 101], [2, 1024], [1, 17_000]], 1e-5)
+
+
 def test_a_failed_run_writes_nothing() -> None:
     program = texts.program(texts.CUMSUM)
     device = InterpretedKernel(read(emit(program)))

@@ -441,7 +441,7 @@ def test_every_row_is_sampled() -> None:
     with_body = sorted(name for name, row in OPS.items() if row.body is not None)
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
-    assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
+    assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, *RECURRENCES, "matmul", "matmul_add", "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
                        "grouped_inner", "matmul_bytes", "conv_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
 
@@ -454,6 +454,7 @@ def test_every_scalar_operation_has_a_row() -> None:
 # ---- reductions and products
 
 RUNNING = {"cumsum": lambda line: list(accumulate(line)), "cumprod": lambda line: list(accumulate(line, operator.mul))}
+RECURRENCES = {"linear_scan"}
 COMBINE = {"sum": sum, "prod": math.prod, "amax": max, "amin": min, "any": any, "all": all}
 
 
@@ -490,6 +491,23 @@ def test_scan(op: str) -> None:
             expected[place] = torch.tensor(RUNNING[op](lines[place].tolist()), dtype=lines.dtype)
         bound = TOLERANCE.get(dtype, 0)
         torch.testing.assert_close(found, expected.movedim(-1, dim), rtol=bound, atol=bound)
+
+
+def test_linear_scan() -> None:
+    for dtype, dim, symbols in product(("f32", "bf16", "f64"), (0, 1, 2), THREE):
+        sample = Sample("linear_scan", (T(dtype, (2, n, 3)), T(dtype, (2, n, 3))), {"dim": dim}, THREE)
+        _, found, evaluator = run(sample, symbols)
+        a, b = (evaluator.tensors[name].movedim(dim, -1) for name in ("x", "x_1"))
+        expected = torch.empty(b.shape, dtype=b.dtype)
+        for place in product(*map(range, b.shape[:-1])):
+            steps = zip(a[place].tolist(), b[place].tolist(), strict=True)
+            line = accumulate(steps, lambda before, step: (0.0, step[0] * before[1] + step[1]))
+            expected[place] = torch.tensor([h for _, h in line], dtype=b.dtype)
+        bound = TOLERANCE.get(dtype, 0)
+        torch.testing.assert_close(found, expected.movedim(-1, dim), rtol=bound, atol=bound)
+    for given, words in (((T("i64", (4,)), T("i64", (4,))), "floats"), ((T("f32", (4,)), T("f32", (5,))), "shape")):
+        with pytest.raises(VerifyError, match=words):
+            build(Sample("linear_scan", given, {"dim": 0}))
 
 
 def test_matmul() -> None:

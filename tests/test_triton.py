@@ -100,6 +100,14 @@ CUMSUM = """kernel cumsum(p0: in f32, p1: out f32; n0, n1)
       r1: f32 = scan add r0
       store p1[i0*n1 + i1] r1
 """
+LINEAR = """kernel linear(p0: in f32, p1: in f32, p2: out f32; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[i0*n1 + i1]
+      r1: f32 = load p1[i0*n1 + i1]
+      r2: f32 = scan linear r1, r0
+      store p2[i0*n1 + i1] r2
+"""
 DROPOUT = """kernel dropout(p0: in i64, p1: in f32, p2: out f32; n0)
   rows (i0: n0) vector i0
     row
@@ -196,7 +204,7 @@ def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alig
     return kernel
 
 
-@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "dropout", "relu"])
+@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "linear", "dropout", "relu"])
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     text = emit(program(globals()[name.upper()]))
     golden(f"triton/{name}.txt", text)
@@ -246,6 +254,12 @@ def test_instructions_of_an_element(text: str, most: tuple[int, int]) -> None:
         constants = dict(kernel.version.constants)
         lanes = constants["R"] * (constants["C"] + constants.get("D", 0)) / kernel.threads
         assert len(re.findall(r"^\t(?:@%p\d+ )?[a-z][^;]*;", kernel.assembly, re.MULTILINE)) < allowed * lanes, columns
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "gfx942"])
+def test_a_linear_recurrence_compiles(architecture: str) -> None:
+    for columns in (1000, 100_000):
+        assert compiled(read(emit(program(LINEAR))), [64, columns], architecture).image[:4] == b"\x7fELF"
 
 
 def test_amd_code() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.capture.traceable_functions import IN_PYTHON
+from anyshape.frontend.recurrent import scans
 from anyshape.torch_compat import aten
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import python_kernels
@@ -223,4 +224,5 @@ def rules() -> dict[Any, Callable[..., Any]]:
 def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
                      changing: frozenset[str]) -> Any:
     """torch_trace.tracing_settings, with the rules above."""
-    return settings.tracing_settings(dynamic, oblivious, rules(), IN_PYTHON, others, numbers, changing)
+    in_python = IN_PYTHON if oblivious else {one: ours for one, ours in IN_PYTHON.items() if one is not scans.FUNCTION}
+    return settings.tracing_settings(dynamic, oblivious, rules(), in_python, others, numbers, changing)

@@ -43,7 +43,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 
 
 def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
-    """torch's function of this name, traced as a step that `recognised` reads. Its operator is traced beside it, on
+    """torch's function of this name, in traces for all sizes: a step that `recognised` reads. Its operator is traced beside it, on
     tensors of two elements that nothing computes: it has the combining function as a graph."""
     leaves, spec = pytree.tree_flatten(xs)
     dim = dim % leaves[0].dim()
@@ -92,7 +92,7 @@ def _scanned(form: Sequence[tuple[str, tuple[int, ...]]], leaves: Sequence[Tenso
         x = leaves[place]
         if x.dtype == torch.bool or any(leaves[one].dtype != x.dtype for one in factors):
             raise NotImplementedError("an associative scan of bools, or of several dtypes")
-        found.append(LINEAR_SCAN(leaves[factors[0]].expand_as(x), x) if factors else _SCANS[name](x))
+        found.append(LINEAR_SCAN(*torch.broadcast_tensors(leaves[factors[0]], x)) if factors else _SCANS[name](x))
     return found
 
 

@@ -429,6 +429,9 @@ class Printer:
                  combine(one.combine, f"r{one.result}", text, one.dtype), ROW)
 
     def _scan(self, one: Instruction) -> None:
+        if one.combine == "linear":
+            self._recurrence(one)
+            return
         name, function = f"r{one.result}", reducer(one.combine, one.dtype)
         value = f"tl.broadcast_to(r{one.args[0]}, {self.shape(ROW | self.columns)})"
         carry = f"carry{one.result}"
@@ -442,6 +445,24 @@ class Printer:
             self.put(f"{name} = {combine(one.combine, carry, name, one.dtype)}")
             total = f"tl.reduce({whole}, 1, {function}, keep_dims=True)"
             self.put(f"{carry} = {combine(one.combine, carry, total, one.dtype)}")
+
+    def _recurrence(self, one: Instruction) -> None:
+        """A scan of pairs: factors and terms of what came before a step of columns."""
+        space = self.shape(ROW | self.columns)
+        term, factor = (f"tl.broadcast_to(r{place}, {space})" for place in one.args)
+        name, carry = f"r{one.result}", f"carry{one.result}"
+        if not self.columns:
+            self.put(f"{carry} = {factor} * {carry} + {term}")
+            self.let(one, carry, ROW)
+            return
+        if self.stepped:
+            mask = self.mask(BOTH)
+            factor, term = f"tl.where({mask}, {factor}, 1.0)", f"tl.where({mask}, {term}, 0.0)"
+        self.put(f"factor{one.result}, {name} = tl.associative_scan(({factor}, {term}), 1, _linear)")
+        self.let(one, f"factor{one.result} * {carry} + {name}" if self.stepped else name, BOTH)
+        if self.stepped:
+            last = f"tl.arange(0, C)[None, :] == C - 1"
+            self.put(f"{carry} = tl.reduce(tl.where({last}, {name}, 0.0), 1, _add, keep_dims=True)")
 
     def _fold(self, one: Instruction) -> None:
         raise VerifyError("a fold without a split reduction", do="report this as a bug of the compiler")

@@ -67,6 +67,7 @@ BOOL = {"maximum": "{0} | {1}", "minimum": "{0} & {1}", "not": "{0} == 0", "add"
 FUNCTIONS = {
     "_add": "def _add(a, b):\n    return a + b",
     "_mul": "def _mul(a, b):\n    return a * b",
+    "_linear": "def _linear(a, b, c, d):\n    return a * c, c * b + d",
     "_and": "def _and(a, b):\n    return a & b",
     "_or": "def _or(a, b):\n    return a | b",
     "_max": "def _max(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
@@ -198,7 +199,7 @@ def reducer(op: str, dtype: str) -> str:
 
 def identity(op: str, dtype: str) -> str:
     """What a reduction starts with."""
-    if op in ("add", "or"):
+    if op in ("add", "or", "linear"):
         return constant(0, dtype)
     if op in ("mul", "and"):
         return constant(-1 if op == "and" and dtype != "bool" else 1, dtype)
