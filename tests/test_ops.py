@@ -441,7 +441,8 @@ def test_every_row_is_sampled() -> None:
     with_body = sorted(name for name, row in OPS.items() if row.body is not None)
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
-    assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, *RECURRENCES, "matmul", "matmul_add", "convolution",
+    assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, *RECURRENCES, "matmul", "matmul_add",
+                       "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
                        "grouped_inner", "matmul_bytes", "conv_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
 

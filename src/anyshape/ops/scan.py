@@ -1,7 +1,7 @@
 """Scan rows: element k along `dim` is `combine` over the elements up to k. f32 is combined in f64, as PyTorch does.
 
-    linear_scan(a, b | dim)   h[k] = a[k] * h[k - 1] + b[k], h[0] = b[0]: a first-order linear recurrence, as state-space
-        models have it (Blelloch, Prefix sums and their applications, 1990, section 1.4)
+    linear_scan(a, b | dim)   h[k] = a[k] * h[k - 1] + b[k], h[0] = b[0]: a first-order linear recurrence, as
+        state-space models have it (Blelloch, Prefix sums and their applications, 1990, section 1.4)
 """
 from __future__ import annotations
 

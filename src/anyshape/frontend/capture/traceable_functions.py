@@ -487,6 +487,8 @@ IN_PYTHON: dict[Any, Any] = {
     functional.one_hot: one_hot,
     torch.utils.checkpoint.checkpoint_sequential: checkpoint_sequential,
     **{function: ours for function, ours in (
-        (get("torch._C._nn.pad_sequence"), pad_sequence), (scans.FUNCTION, scans.associative_scan), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
+        (get("torch._C._nn.pad_sequence"), pad_sequence),
+        (scans.FUNCTION, scans.associative_scan),
+        (get("torch.distributions.kl._dispatch_kl"), kl_rule))
        if function is not None},
 }

@@ -29,8 +29,9 @@ FUNCTION = None if None in (_operator, _flat) else _torchs
 _NAMES = {"mul": "mul", "multiply": "mul", "add": "add", "maximum": "maximum", "minimum": "minimum",
           "max": "maximum", "min": "minimum", "logaddexp": "logaddexp"}
 _SCANS: dict[str, Callable[[Tensor], Tensor]] = {
-    "add": lambda x: x.cumsum(0, dtype=x.dtype), "mul": lambda x: cumprod(x, 0, dtype=x.dtype), "maximum": lambda x: x.cummax(0).values,
-    "minimum": lambda x: x.cummin(0).values, "logaddexp": lambda x: x.logcumsumexp(0)}
+    "add": lambda x: x.cumsum(0, dtype=x.dtype), "mul": lambda x: cumprod(x, 0, dtype=x.dtype),
+    "maximum": lambda x: x.cummax(0).values, "minimum": lambda x: x.cummin(0).values,
+    "logaddexp": lambda x: x.logcumsumexp(0)}
 
 
 def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,8 +44,8 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
 
 
 def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise") -> Any:
-    """torch's function of this name, in traces for all sizes: a step that `recognised` reads. Its operator is traced beside it, on
-    tensors of two elements that nothing computes: it has the combining function as a graph."""
+    """torch's function of this name, in traces for all sizes: a step that `recognised` reads. Its operator is traced
+    beside it, on tensors of two elements that nothing computes: it has the combining function as a graph."""
     leaves, spec = pytree.tree_flatten(xs)
     dim = dim % leaves[0].dim()
     leaves = [leaf.movedim(dim, 0) for leaf in leaves]

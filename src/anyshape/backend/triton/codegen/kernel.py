@@ -461,7 +461,7 @@ class Printer:
         self.put(f"factor{one.result}, {name} = tl.associative_scan(({factor}, {term}), 1, _linear)")
         self.let(one, f"factor{one.result} * {carry} + {name}" if self.stepped else name, BOTH)
         if self.stepped:
-            last = f"tl.arange(0, C)[None, :] == C - 1"
+            last = "tl.arange(0, C)[None, :] == C - 1"
             self.put(f"{carry} = tl.reduce(tl.where({last}, {name}, 0.0), 1, _add, keep_dims=True)")
 
     def _fold(self, one: Instruction) -> None:
