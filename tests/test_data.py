@@ -899,3 +899,35 @@ def test_batch_norm_that_averages_over_all_batches(way: str) -> None:
     if way == "compile":
         mine.eval(), theirs.eval()
         torch.testing.assert_close(fast(x[:1]), theirs(x[:1]))
+
+
+def test_an_associative_scan_has_a_program_from_a_power_of_two_to_the_next() -> None:
+    """Whether a length is even, at each level of the tree of combinations, is no question."""
+    from torch._higher_order_ops import associative_scan
+
+    def recurrence(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (gate, x), dim=0,
+                                combine_mode="generic")[1]
+
+    fast = anyshape.compile(recurrence, strict=True)
+    before = anyshape.stats()["graphs"]
+    for count, lengths in enumerate(((5, 4, 7, 6), (11, 8, 14))):
+        for length in lengths:
+            gate, x = torch.rand(2, length, 3).unbind()
+            torch.testing.assert_close(fast(gate, x), recurrence(gate, x))
+            assert anyshape.stats()["graphs"] == before + count + 1
+
+
+def test_what_overlaps_in_place_reads_what_was_there_before() -> None:
+    """Eager PyTorch refuses two parts that are dense, and else reads what it has written just now, or not."""
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[:, 1:] += y[:, :-1]
+        return y
+
+    fast = anyshape.compile(shifted)
+    for rows in (3, 1):
+        x = torch.arange(rows * 4.0).reshape(rows, 4)
+        assert torch.equal(fast(x), F.pad(x[:, :-1], (1, 0)) + x)
+    with pytest.raises(RuntimeError, match="memory location"):
+        shifted(x)

@@ -161,6 +161,8 @@ TRACING = {
     "torch.fx.experimental.symbolic_shapes.has_static_value": Name("batch norm without a momentum", FEWER),
     "torch.nn.functional._verify_batch_size": Name("batch norm of one value", FEWER),
     "torch._C._nn.pad_sequence": Name("sequences that are padded", "a program for each order of their lengths"),
+    "torch._higher_order_ops.associative_scan.__globals__": Name(
+        "associative scans", "a program for each length"),
     "torch.distributions.kl._KL_REGISTRY": Name("divergences of distributions", FEWER),
     "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),

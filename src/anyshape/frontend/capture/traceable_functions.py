@@ -16,6 +16,7 @@ import torch.utils.checkpoint
 from torch.nn import functional
 
 from anyshape.torch_compat import get, need
+from anyshape.torch_compat import tree as pytree
 
 aten = torch.ops.aten
 _legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
@@ -23,6 +24,8 @@ _legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
 _is_number, _verify_batch_size = map(get, ("torch.fx.experimental.symbolic_shapes.has_static_value",
                                            "torch.nn.functional._verify_batch_size"))
 _KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
+# the globals of its module, which the package hides behind the function of the same name
+_SCANS = get("torch._higher_order_ops.associative_scan.__globals__") or {}
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NEGATIVE = "var has negative entry/entries"
 NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
@@ -485,6 +488,36 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     return (1 - label_smoothing) * exact + smooth * (label_smoothing / classes)
 
 
+def associative_scan(operator: Any, leaves: Any, dim: int = 0, additional_inputs: Any = ()) -> Any:
+    """What torch's associative_scan(combine_mode="generic") calls: the same tree of combinations, without a question
+    whether a length is even. The depth of the tree remains: a program for the lengths from a power of two to the next.
+
+    Args:
+        operator: of two lists of tensors, given one after the other. leaves: tensors of one size in `dim`, 1 or more.
+    """
+    count = leaves[0].shape[dim]
+    if count < 2:
+        return leaves
+    pairs, others = count // 2, (count - 1) // 2
+
+    def every_second(x: torch.Tensor, first: int, length: Any) -> torch.Tensor:
+        return aten.slice(x, dim, first, first + 2 * length, 2)
+
+    reduced = pytree.tree_leaves(operator(*[every_second(x, 0, pairs) for x in leaves],
+                                          *[every_second(x, 1, pairs) for x in leaves], *additional_inputs))
+    odd = associative_scan(operator, reduced, dim, additional_inputs)
+    even = pytree.tree_leaves(operator(*[x.narrow(dim, 0, others) for x in odd],
+                                       *[every_second(x, 2, others) for x in leaves], *additional_inputs))
+    result = []
+    for x, at_odd, at_even in zip(leaves, odd, even):
+        mine = torch.cat([x.narrow(dim, 0, 1), at_even], dim)
+        more = [*x.shape]
+        more[dim] = others + 1 - pairs  # one place where the length is odd
+        theirs = torch.cat([at_odd, at_odd.new_zeros(more)], dim)
+        result.append(torch.stack([mine, theirs], dim + 1).flatten(dim, dim + 1).narrow(dim, 0, count))
+    return result
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
@@ -510,6 +543,8 @@ IN_PYTHON: dict[Any, Any] = {
     torch.utils.checkpoint.checkpoint_sequential: checkpoint_sequential,
     **({functional.batch_norm: batch_norm} if _is_number and _verify_batch_size else {}),
     **{function: ours for function, ours in (
-        (get("torch._C._nn.pad_sequence"), pad_sequence), (get("torch.distributions.kl._dispatch_kl"), kl_rule))
+        (get("torch._C._nn.pad_sequence"), pad_sequence),
+        (_SCANS.get("generic_associative_scan"), associative_scan),
+        (get("torch.distributions.kl._dispatch_kl"), kl_rule))
        if function is not None},
 }
