@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,6 +184,11 @@ def test_what_no_guard_knows_is_traced_in_every_process(compiled: Callable[..., 
     # not the sum of `stats()`, in which objects of other tests count that were not collected yet
     assert anyshape.stats()["warm_not_kept"] == 1 and not compilation_of(fast).fallbacks, fast.explain()
     assert said in str(fast.explain())
+    compilation = weakref.ref(compilation_of(fast))
+    del fast
+    gc.collect()
+    gc.collect()
+    assert compilation() is None  # nothing is left behind
 
 
 def test_ranks_of_a_group_trace(compiled: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
