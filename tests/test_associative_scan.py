@@ -73,14 +73,12 @@ def other(left: Any, right: Any) -> Any:
             "im": left["re"] * right["im"] + left["im"] * right["re"]}
 
 
-def test_other_functions_are_pytorchs() -> None:
-    weight = torch.rand(5)
-    for function in (lambda x: associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic"),
-                     lambda x: associative_scan(lambda a, b: a + b * weight, x, 1, combine_mode="generic")):
-        fast = anyshape.compile(function)
-        for shape in ((2, 2, 5), (2, 3, 5)):
-            x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-            torch.testing.assert_close(fast(x), function(x), rtol=1e-4, atol=1e-5)
+def test_another_function_is_taken_apart_in_pairs() -> None:
+    fast = anyshape.compile(lambda x: associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic"))
+    for shape in ((2, 5, 3), (2, 4, 3)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        wanted = associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic")
+        torch.testing.assert_close(fast(x), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_factor_is_not_read() -> None:

@@ -865,3 +865,52 @@ def test_a_question_about_the_data_is_named_with_what_to_do():
     for rows in (5, 1, 13):  # with one row an expert has none
         torch.testing.assert_close(fast(torch.ones(rows, 8)), plain(torch.ones(rows, 8)), rtol=1e-4, atol=1e-5)
     assert anyshape.stats()["eager_calls"] == 0
+
+
+@pytest.mark.parametrize("way", ["compile", "train_step", "backend"])
+def test_batch_norm_that_averages_over_all_batches(way: str) -> None:
+    """`momentum=None`: the weight of a batch is one over their number, which a tensor counts."""
+    mine, theirs = (nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3)) for _ in range(2))
+    theirs.load_state_dict(mine.state_dict())
+    ours, eager = (torch.optim.SGD(one.parameters(), 0.1) for one in (mine, theirs))
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().sum()
+
+    def step(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = loss(model, x)
+        found.backward()
+        optimizer.step()
+        return found.detach()
+
+    fast = {"compile": lambda: anyshape.compile(mine, strict=True),
+                 "train_step": lambda: anyshape.train_step(mine, loss, ours, strict=True),
+                 "backend": lambda: torch.compile(mine, backend="anyshape")}[way]()
+    before = anyshape.stats()
+    for rows in (5, 3, 8):
+        x = torch.randn(rows, 4)
+        found = fast(x) if way == "train_step" else step(fast, x, ours)
+        torch.testing.assert_close(found, step(theirs, x, eager))
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
+    if way != "backend":
+        after = anyshape.stats()
+        assert (after["graphs"] - before["graphs"], after["eager_calls"] - before["eager_calls"]) == (1, 0)
+    if way == "compile":
+        mine.eval(), theirs.eval()
+        torch.testing.assert_close(fast(x[:1]), theirs(x[:1]))
+
+
+def test_what_overlaps_in_place_reads_what_was_there_before() -> None:
+    """Eager PyTorch refuses two parts that are dense, and else reads what it has written just now, or not."""
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[:, 1:] += y[:, :-1]
+        return y
+
+    fast = anyshape.compile(shifted)
+    for rows in (3, 1):
+        x = torch.arange(rows * 4.0).reshape(rows, 4)
+        assert torch.equal(fast(x), F.pad(x[:, :-1], (1, 0)) + x)
+    with pytest.raises(RuntimeError, match="memory location"):
+        shifted(x)

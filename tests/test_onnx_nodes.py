@@ -71,6 +71,13 @@ def test_a_case_passes_with_symbolic_dims(name):
     assert outcome(name) == ""
 
 
+def test_whole_numbers_that_pytorch_has_not_are_left_to_the_host() -> None:
+    """Their floats cannot be made in a program: such a node is no part of it, and nothing is deferred."""
+    for name in ("test_dequantizelinear_uint4", "test_dequantizelinear_e4m3fn", "test_dequantizelinear_axis",
+                 "test_dequantizelinear_blocked", "test_dequantizelinear_uint16"):
+        assert not onnx_nodes.run_case(onnx_nodes.cases()[name]), name
+
+
 def test_the_page_shows_the_stored_results():
     text = (DOCS / "onnx.md").read_text()
     assert text.split(BEGIN)[1].split(END)[0] == "\n" + table(stored()) + "\n", f"run pytest -m full {__file__}"

@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import subprocess
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyshape
+import forked
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.frontend.aten.table import TABLE, Decline
@@ -181,6 +184,11 @@ def test_what_no_guard_knows_is_traced_in_every_process(compiled: Callable[..., 
     # not the sum of `stats()`, in which objects of other tests count that were not collected yet
     assert anyshape.stats()["warm_not_kept"] == 1 and not compilation_of(fast).fallbacks, fast.explain()
     assert said in str(fast.explain())
+    compilation = weakref.ref(compilation_of(fast))
+    del fast
+    gc.collect()
+    gc.collect()
+    assert compilation() is None  # nothing is left behind
 
 
 def test_ranks_of_a_group_trace(compiled: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,28 +270,43 @@ def helper(x):
 """
 
 
-def test_a_second_process_does_not_trace_and_changed_source_is_seen(tmp_path: Path) -> None:
-    source = tmp_path / "network.py"
-    source.write_text(NETWORK.format(number=1))
+def written(path: Path, text: str) -> Path:
+    """A file that was there before the process was that scripts are forked from: a source which is younger than its
+    process is in no record."""
+    path.write_text(text)
+    os.utime(path, (1e9, 1e9))
+    return path
 
-    def run() -> list[int]:
-        cache = tmp_path / "cache"
-        cache.mkdir(mode=0o700, exist_ok=True)
-        done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True,
-                              timeout=300, check=False,
-                              env={**os.environ, "ANYSHAPE_CACHE_DIR": str(cache), "ANYSHAPE_WARM_START": "1",
-                                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(SOURCE)})
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """Of processes with a cache of their own."""
+    cache = folder / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    return {**os.environ, "ANYSHAPE_CACHE_DIR": str(cache), "ANYSHAPE_WARM_START": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_a_second_process_does_not_trace_and_changed_source_is_seen(tmp_path: Path) -> None:
+    source = written(tmp_path / "network.py", NETWORK.format(number=1))
+    script, environment = written(tmp_path / "script.py", SCRIPT), environment_of(tmp_path)
+
+    def run(new: bool = False) -> list[int]:
+        """`new`: a process that is forked from none: its strings have other hashes, its objects other addresses."""
+        if new:
+            done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True,
+                                  timeout=300, check=False, env={**environment, "PYTHONPATH": str(SOURCE)})
+        else:
+            done = forked.Run(script, [str(tmp_path)], environment, tmp_path).done(300)
         assert done.returncode == 0, done.stderr
         return [int(number) for number in done.stdout.split()]
 
     assert run() == [0, 1, 0, 0]
-    assert run() == [1, 1, 0, 0]
-    source.write_text(NETWORK.format(number=25))
+    assert run(new=True) == [1, 1, 0, 0]
+    written(source, NETWORK.format(number=25))
     assert run() == [0, 1, 0, 0]
 
 
 PROCESSES = """
-import multiprocessing, os, shutil, sys, threading
+import os, shutil, sys, threading
 sys.path.insert(0, sys.argv[1])
 import torch, anyshape, network
 
@@ -299,10 +322,7 @@ def work(rows):
 
 if __name__ == "__main__":
     way = sys.argv[2]
-    if way == "spawn":
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
-            found = pool.map(work, (8, 9))
-    elif way == "emptied":
+    if way == "emptied":
         found = [work(8)]
         shutil.rmtree(os.environ["ANYSHAPE_CACHE_DIR"])
         found.append(work(9))
@@ -320,23 +340,20 @@ if __name__ == "__main__":
 
 
 def test_processes_threads_and_a_cache_that_goes_away(tmp_path: Path) -> None:
-    (tmp_path / "network.py").write_text(NETWORK.format(number=1))
-    script, cache = tmp_path / "script.py", tmp_path / "cache"
-    script.write_text(PROCESSES)
+    written(tmp_path / "network.py", NETWORK.format(number=1))
+    script = written(tmp_path / "script.py", PROCESSES)
     # how often programs came from the cache so far, and fall backs: by each call of `work`
-    for way, wanted in (("first", [(0, 0)]), ("spawn", [(1, 0), (1, 0)]), ("threads", None),
-                        ("emptied", [(1, 0), (1, 0)]), ("written again", [(1, 0)])):
-        cache.mkdir(mode=0o700, exist_ok=True)
-        done = subprocess.run([sys.executable, str(script), str(tmp_path), way], capture_output=True, text=True,
-                              timeout=300, check=False,
-                              env={**os.environ, "ANYSHAPE_CACHE_DIR": str(cache), "ANYSHAPE_WARM_START": "1",
-                                   "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(SOURCE)})
-        assert done.returncode == 0 and not done.stderr, (way, done.stderr)
-        found = ast.literal_eval(done.stdout)
-        if wanted is None:  # threads count together, in any order
-            assert len(found) == 4 and max(found)[0] >= 1 and all(fallbacks == 0 for _, fallbacks in found)
-        else:
-            assert found == wanted, way
+    for ways, wanted in ((["first"], [(0, 0)]), (["one", "two"], [(1, 0)]), (["threads"], None),
+                         (["emptied"], [(1, 0), (1, 0)]), (["written again"], [(1, 0)])):
+        environment = environment_of(tmp_path)
+        runs = [forked.Run(script, [str(tmp_path), way], environment, tmp_path) for way in ways]
+        for way, done in zip(ways, forked.run_all(runs, 300), strict=True):
+            assert done.returncode == 0 and not done.stderr, (way, done.stderr)
+            found = ast.literal_eval(done.stdout)
+            if wanted is None:  # threads count together, in any order
+                assert len(found) == 4 and max(found)[0] >= 1 and all(fallbacks == 0 for _, fallbacks in found)
+            else:
+                assert found == wanted, way
 
 
 class Trained(nn.Module):

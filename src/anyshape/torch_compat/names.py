@@ -160,6 +160,8 @@ TRACING = {
     "torch.amp.autocast_mode._exit_autocast": Name("autocast inside of a program", FEWER),
     "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),
     "torch.nn._reduction.legacy_get_string": Name("size_average= and reduce= of losses", FEWER),
+    "torch.fx.experimental.symbolic_shapes.has_static_value": Name("batch norm without a momentum", FEWER),
+    "torch.nn.functional._verify_batch_size": Name("batch norm of one value", FEWER),
     "torch._C._nn.pad_sequence": Name("sequences that are padded", "a program for each order of their lengths"),
     "torch.distributions.kl._KL_REGISTRY": Name("divergences of distributions", FEWER),
     "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),

@@ -21,6 +21,8 @@ from anyshape.torch_compat import get, need
 aten = torch.ops.aten
 _legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
     "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert_async"))
+_is_number, _verify_batch_size = map(get, ("torch.fx.experimental.symbolic_shapes.has_static_value",
+                                           "torch.nn.functional._verify_batch_size"))
 _KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NEGATIVE = "var has negative entry/entries"
@@ -104,6 +106,28 @@ def binary_cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torc
     if weight is not None:
         weight = weight.expand(torch.broadcast_shapes(target.size(), weight.size()))
     return aten.binary_cross_entropy(input, target, weight, _reduction_number(reduction))
+
+
+def batch_norm(input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+               weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
+               momentum: Any = 0.1, eps: float = 1e-5) -> torch.Tensor:
+    """The function of torch.nn.functional; the operator takes the momentum as a number, which a module without one
+    (`momentum=None`) computes from a tensor that counts its batches. Then the statistics of the batch are taken
+    alone, and averaged here.
+
+    Args:
+        input: [n, channels, ...]; all others: [channels].
+    """
+    if not training or running_mean is None or running_var is None or _is_number(momentum):
+        if training:
+            _verify_batch_size(input.size())
+        return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    result = functional.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)
+    with torch.no_grad():
+        for running, now in ((running_mean, mean), (running_var, var)):
+            running.copy_(now * momentum + running * (1 - momentum))
+    return result
 
 
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -486,6 +510,7 @@ IN_PYTHON: dict[Any, Any] = {
     functional.multilabel_margin_loss: multilabel_margin_loss,
     functional.one_hot: one_hot,
     torch.utils.checkpoint.checkpoint_sequential: checkpoint_sequential,
+    **({functional.batch_norm: batch_norm} if _is_number and _verify_batch_size else {}),
     **{function: ours for function, ours in (
         (get("torch._C._nn.pad_sequence"), pad_sequence),
         (scans.FUNCTION, scans.associative_scan),

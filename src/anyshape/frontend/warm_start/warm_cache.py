@@ -182,7 +182,8 @@ class WarmStart:
     def _keep(self, key: str, traced: Traced, program: Callable[..., Any]) -> None:
         guards = traced.guards
         if isinstance(guards, NotRecorded):
-            raise guards
+            # not the same one: torch's guards hold that, its frames the program, and the program, in C++, the guards
+            raise NotRecorded(str(guards))
         record = record_of(program, traced.code, traced.names, guards, _hashes(guards.files), traced.number,
                            self.compilation)
         self.cache.put(key, encode(record))

@@ -309,7 +309,7 @@ def _recorded(manager: Any, builder: Any, guards: Sequence[Any],
             for source, known in graph.input_source_to_sizes_strides.items()}
         kept = tuple(_bare(guard) for guard in guards)
     except NotRecorded as why:
-        return why
+        return why.with_traceback(None)  # whose frames hold the guards
     read = {name for text in texts for name in re.findall(r"G\['(\w+)'\]", text)}
     imports = {name: names[name].__name__ for name in names if name.startswith(IMPORTED)}
     builtins = graph.name_of_builtins_dict_key_in_fglobals or ""
