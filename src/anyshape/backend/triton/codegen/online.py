@@ -14,8 +14,8 @@ columns come:
 
     sum_exp   the maximum, and the sum of exp(x - maximum): rescaled by exp(old - new maximum) (Milakov and Gimelshein,
               "Online normalizer calculation for softmax", 2018)
-    squares   number, sum, and sum of (x - mean)**2: Chan, Golub and LeVeque's pairwise update ("Algorithms for computing
-              the sample variance", 1983), which does not cancel as the sum of x**2 would
+    squares   number, sum, and sum of (x - mean)**2: the pairwise update of Chan, Golub and LeVeque ("Algorithms for
+              computing the sample variance", 1983), which does not cancel as the sum of x**2 would
 
 Each keeps a value for `chunk` columns side by side, which one thread has: their own maximum, or mean, is found first,
 so that a column takes one exponential, and no division.
