@@ -18,7 +18,7 @@ from anyshape.backend.triton.codegen.online import one_pass
 from anyshape.backend.triton.codegen.recompute import without_row_buffers
 from anyshape.backend.triton.codegen.scalars import unsupported
 from anyshape.backend.triton.compile import Compiler, object_key
-from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
+from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource, number_of
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.target import HARDWARE
 from anyshape.backend.triton.text import read
@@ -222,6 +222,20 @@ def test_choice_of_versions() -> None:
     assert source.choose([8, 1024], 2).title == "rows1024 i32 /16 unaligned"
     with pytest.raises(VerifyError, match="without a kernel"):
         read("import triton\n")
+
+
+def test_a_size_of_0_that_others_are_divided_by() -> None:
+    """As in offsets of rows that are rolled: where there are none, nothing is launched."""
+    rolled = program("""kernel rolled(p0: in f32, p1: out f32; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[n1*((i0 + 2)//n0) + i1]
+      store p1[i0*n1 + i1] r0
+""")
+    source = read(emit(rolled))
+    version = source.choose([0, 5])
+    assert source.small is not None and any("//" in str(size) for size in source.small)
+    assert number_of(version.grid, {"n0": 0, "n1": 5}) == 0 and version.title == "tiles16 i32"
 
 
 def test_nvidia_code() -> None:

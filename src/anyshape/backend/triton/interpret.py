@@ -22,10 +22,9 @@ import numpy as np
 
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.triton import toolchain
-from anyshape.backend.triton.kernel import ALIGNED, I32, KernelSource, KernelVersion
+from anyshape.backend.triton.kernel import ALIGNED, I32, KernelSource, KernelVersion, number_of
 from anyshape.backend.triton.text import read
 from anyshape.base.errors import AnyShapeError
-from anyshape.sym.expr import evaluate
 
 BLOCK = ctypes.POINTER(ctypes.c_int64)
 RUN = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -72,10 +71,10 @@ class InterpretedKernel:
                scratch_address: int = 0) -> None:
         """Runs one of its versions. scratch_address: of the version's scratch; 0: it gets some of its own."""
         values = dict(zip(self.source.sizes, sizes, strict=True))
-        grid = evaluate(version.grid, values)
+        grid = number_of(version.grid, values)
         if grid <= 0:
             return
-        scratch = np.full(evaluate(version.scratch, values) + 64, 0xFF, np.uint8)  # NaN, where anybody reads it
+        scratch = np.full(number_of(version.scratch, values) + 64, 0xFF, np.uint8)  # NaN, where anybody reads it
         given = [self._value(address, ELEMENTS[dtype], True) for address, (_, dtype) in
                  zip(addresses, self.source.params, strict=True)]
         given.append(self._value(status, "int64", True))
