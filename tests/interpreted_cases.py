@@ -258,6 +258,14 @@ def test_digamma(dtype: str) -> None:
     np.testing.assert_allclose(found, wanted, *within)
 
 
+@pytest.mark.parametrize("op", ["remainder", "floor_div"])
+def test_a_comparison_of_numbers(op: str) -> None:
+    """Its result meets those of lanes."""
+    text = texts.DIGAMMA.replace("r1: f32 = digamma r0", f"r2: f32 = -0.3\n      r1: f32 = {op} r0, r2")
+    program = texts.program(text)
+    agree(program, [[1025]], within=1e-6)
+
+
 def test_the_sign_of_zero() -> None:
     kernel = texts.program(texts.DIGAMMA.replace("digamma", "neg"))
     x, found = np.array([0.0, -0.0, 1.0], np.float32), np.zeros(3, np.float32)

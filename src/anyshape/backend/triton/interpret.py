@@ -7,6 +7,7 @@ the interpreter's numbers are not those of a GPU, it is mended here (`repair`; f
 - a product of bf16 multiplies their bits as whole numbers;
 - the functions of libdevice are missing: they are numpy's, or Python's;
 - a scalar as the bound of a loop, an array of one element, is no number (Triton 3.6 with numpy 2.4);
+- a comparison of scalars that is spread over lanes has numbers in them;
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
 """
@@ -152,6 +153,13 @@ def repair() -> Any:
         return multiply(_wide(a, interpreter, language), _wide(b, interpreter, language), total, *how)
 
     interpreter.interpreter_builder.create_dot = dot
+    spread = interpreter.interpreter_builder.create_splat
+
+    def splat(kind: Any, value: Any) -> Any:
+        is_test = value.data.dtype == np.bool_
+        return spread(kind, interpreter.TensorHandle(value.data, language.int1) if is_test else value)
+
+    interpreter.interpreter_builder.create_splat = splat
     methods = getattr(interpreter, METHODS)
 
     def with_index(tensor: Any, scope: Any) -> None:
