@@ -372,7 +372,6 @@ def measure_paper(bench: Bench) -> None:
             seconds += time.perf_counter() - begin
             tokens += sum(lengths)
         bench.row("paper", f"batch {rows} {way}", tokens_a_second=tokens / seconds, peak=max(peaks))
-        del plain, run, optimizer
 
 
 def measure_limits(bench: Bench) -> None:
