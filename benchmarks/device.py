@@ -1,14 +1,16 @@
 """The measurements of a lent GPU, at most 30 minutes in calls of at most 8: `python benchmarks/device.py PART`.
 
-    launch      what a launch costs the host, with a driver that does nothing and with the device's own
+    models      train steps of a Llama in bfloat16 at changing shapes: eager, Inductor static and dynamic, ours
+    paper       Llama-2-7B cut to 4 layers at changing lengths: ours, and static programs at padded ones
+    limits      the step of `models` under limits: bytes counted, values moved out on side streams
     bandwidth   kernels bound by memory at widths that 8 divides, and at others, as a part of a copy
     products    relu(x @ w + b) in bfloat16: eager, Inductor, ours with the library's product, with our own
-    models      train steps of a Llama in bfloat16 at changing shapes: eager, Inductor static and dynamic, ours
-    limits      the same step under limits: bytes counted, values moved out on side streams
+    launch      what a launch costs the host, with a driver that does nothing and with the device's own
 
-Each row is written to FILE as JSON when it is there, so that a call that is cut off loses nothing. `--dry` runs the
-same script on the fake driver of the tests, where its numbers mean nothing. What is expected is written down first, in
-`PREDICTIONS`.
+Without PART all of them run in this order: what no device has measured comes first. Each has an equal share of the
+time that is left when it begins, and one that fails is a row, behind which the next one runs. Each row is written to
+FILE as JSON when it is there, so that a call that is cut off loses nothing. `--dry` runs the same script on the fake
+driver of the tests, where its numbers mean nothing. What is expected is written down first, in `PREDICTIONS`.
 """
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ import contextlib
 import ctypes
 import json
 import platform
+import random
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +50,7 @@ PREDICTIONS = {
     "bandwidth: persistent rows against looped ones, 4096 to 16384": "1.5 times",
     "models: tokens a second, new shapes, against eager": "at least 1.15",
     "models: peak against Inductor's": "at most 0.8",
+    "paper: tokens a second at batch 18, against the best of padded static programs": "at least 1.11",
     "limits: bytes counted beyond what was predicted": "0",
 }
 WIDTHS = (1000, 1024, 4096, 4099, 4104, 32000, 32003, 128256)
@@ -279,11 +284,14 @@ def measure_products(bench: Bench) -> None:
 
 # ---- models
 
-def model(bench: Bench, dtype: torch.dtype) -> DemoLlama:
-    """A Llama: of 340 million weights, or a very small one."""
-    sizes = DemoConfig(64, 16, 32, 2, 2) if bench.dry else DemoConfig(32000, 1024, 2752, 16, 16)
+USUAL = DemoConfig(32000, 1024, 2752, 16, 16)  # 340 million weights
+CUT = DemoConfig(32000, 4096, 11008, 4, 32)  # Llama-2-7B with 4 of its layers
+
+
+def model(bench: Bench, dtype: torch.dtype, sizes: DemoConfig = USUAL) -> DemoLlama:
+    """A Llama of these sizes, or a very small one."""
     torch.manual_seed(0)
-    return DemoLlama(sizes).to(bench.device, dtype)
+    return DemoLlama(DemoConfig(64, 16, 32, 2, 2) if bench.dry else sizes).to(bench.device, dtype)
 
 
 def batch(bench: Bench, rows: int, length: int, most: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -329,6 +337,43 @@ def measure_models(bench: Bench) -> None:
             f"{kind}_tokens_a_second": rows * sum(seen[1:]) / sum(found[1:]) for kind, found in times.items()})
 
 
+def measure_paper(bench: Bench) -> None:
+    """The figure of BladeDISC++: Llama-2-7B cut to 4 layers, batches of texts of 100 to 3,000 characters, as long as
+    the longest one of a batch, or padded to a power of two for static programs. Counted are tokens of texts alone."""
+    _host_reads(bench)
+    draw = random.Random(0)
+    count, longest, most = (2, 12, 64) if bench.dry else (12, 857, 32000)  # 3.5 characters a token
+    dtype = torch.float32 if bench.dry else torch.bfloat16
+    ways: dict[str, Callable[[Any], Any]] = {"ours": lambda one: anyshape.compile(one, strict=True)}
+    if not bench.dry:
+        ways |= {"inductor static, padded": lambda one: torch.compile(one, dynamic=False), "eager": lambda one: one}
+    texts = {rows: [[draw.randint(max(longest // 30, 2), longest) for _ in range(rows)] for _ in range(count)]
+             for rows in ((2,) if bench.dry else (14, 18))}
+    for way, rows in bench.while_time([(way, rows) for way in ways for rows in texts]):
+        torch._dynamo.reset()
+        plain = model(bench, dtype, CUT)
+        run = ways[way](plain)
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=not bench.dry)
+        tokens, seconds, peaks = 0, 0.0, []
+        padded = [1 << (max(one) - 1).bit_length() if "padded" in way else max(one) for one in texts[rows]]
+
+        def step(length: int, rows: int = rows, run: Any = run, optimizer: Any = optimizer) -> None:
+            run(*batch(bench, rows, length, most)).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        for length in dict.fromkeys(padded if "padded" in way else padded[:2]):  # compilations are not counted
+            step(length)
+        for length, lengths in zip(padded, texts[rows], strict=True):
+            bench.synchronize()
+            begin = time.perf_counter()
+            peaks.append(bench.peak(lambda step=step, length=length: step(length)))
+            bench.synchronize()
+            seconds += time.perf_counter() - begin
+            tokens += sum(lengths)
+        bench.row("paper", f"batch {rows} {way}", tokens_a_second=tokens / seconds, peak=max(peaks))
+
+
 def measure_limits(bench: Bench) -> None:
     """The step under limits, from all that it takes to the least that works."""
     _host_reads(bench)
@@ -363,23 +408,35 @@ def measure_limits(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {
-    "launch": measure_launch, "bandwidth": measure_bandwidth, "products": measure_products, "models": measure_models,
-    "limits": measure_limits}
+    "models": measure_models, "paper": measure_paper, "limits": measure_limits, "bandwidth": measure_bandwidth,
+    "products": measure_products, "launch": measure_launch}
+
+
+def measure(bench: Bench, parts: list[str]) -> int:
+    """Runs parts; how many of them failed."""
+    end, failed = bench.end, 0
+    for number, part in enumerate(parts):
+        now = time.monotonic()
+        bench.end = now + (end - now) / (len(parts) - number)
+        try:
+            PARTS[part](bench)
+        except Exception as error:  # device time is short: the other parts still run
+            failed += 1
+            bench.row(part, "failed", error=repr(error)[:400], trace=traceback.format_exc()[-2000:])
+    return failed
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs parts; 0."""
+    """Runs parts; how many of them failed."""
     parser = argparse.ArgumentParser("device", description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("parts", nargs="*", choices=PARTS, help="all of them where none is given")
     parser.add_argument("--out", type=Path, default=Path("device.json"))
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--dry", action="store_true", help="on the fake driver")
     given = parser.parse_args(arguments)
     bench = Bench(given.out, given.minutes, given.dry)
     torch._dynamo.config.recompile_limit = 1000  # or Inductor's static programs become eager after eight sizes
-    for part in given.parts:
-        PARTS[part](bench)
-    return 0
+    return measure(bench, given.parts or list(PARTS))
 
 
 if __name__ == "__main__":

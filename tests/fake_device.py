@@ -84,9 +84,9 @@ class Later(Call):
 
 
 def unowned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor over memory that others hold."""
+    """The same tensor, as one of the CPU, over memory that others hold."""
     if not tensor.numel():
-        return tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     memory = (ctypes.c_uint8 * (span * tensor.itemsize)).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
@@ -126,11 +126,11 @@ class Runner(StreamRunner):
         fake = self.loop.fake
         try:
             code = super().run(frame, steps)
-        finally:
+        finally:  # also of a run that failed: what it had issued is on memory that is given back now
             fake.issue(fake.stream, list(self.loop.made).clear)
             self.loop.made.clear()
-        if fake.reads:
-            fake.synchronize_stream(fake.stream)
+            if fake.reads:
+                fake.synchronize_stream(fake.stream)
         return self.ended(frame, True) if fake.reads and code == ISSUED else code
 
 

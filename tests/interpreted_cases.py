@@ -88,6 +88,49 @@ def test_softmax_by_every_version() -> None:
         "rows1024_window", "rows1280", "rows1280_window", "rows1536_window", "rows3072_window"]
 
 
+LONG = {"softmax": texts.SOFTMAX, "norm": texts.NORM, "known columns": texts.NORM.replace("n1", "16411").replace(
+    "n0, 16411)", "n0)")}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_long_rows(name: str, dtype: str) -> None:
+    """Both reductions in one pass: values far from 0, that rise, and that are infinite or no numbers."""
+    program = texts.program(LONG[name].replace("bf16", dtype).replace("f32", "f64" if dtype == "f64" else "f32"))
+    cpu, device = on_cpu(program), InterpretedKernel(read(emit(program)))
+    for columns in (16411,) if name == "known columns" else (16411, 20_000):
+        sizes = [5, columns][:len(program.sizes)]
+        wanted = memory_of(program, sizes)
+        x = np.random.default_rng(1).standard_normal((5, columns)) * 0.1
+        x[0] += 1000
+        x[1] += np.linspace(-90, 90, columns)
+        x[2, :9000], x[2, -20:] = -np.inf, -np.inf
+        x[3, 7], x[3, 15_000] = np.nan, np.inf
+        x[4] = -np.inf
+        given = rounded(x.astype(np.float32), dtype) if dtype == "bf16" else x
+        wanted.arrays()[0][:x.size] = given.ravel()
+        exact, found = as_f64(wanted.arrays()[0], dtype)[:x.size].reshape(5, columns), wanted.copy()
+        cpu(wanted, sizes)
+        device.run(found.addresses(), sizes)
+        result, other = (as_f64(one.arrays()[-1], dtype)[:x.size].reshape(5, columns) for one in (found, wanted))
+        np.testing.assert_array_equal(np.isnan(result), np.isnan(other))
+        mean = exact[:2].mean(1, keepdims=True)
+        best = np.exp(exact[:3] - exact[:3].max(1, keepdims=True)) if name == "softmax" else (
+            exact[:2] - mean) / np.sqrt(((exact[:2] - mean)**2).mean(1, keepdims=True) + 1e-5)
+        if name == "softmax":
+            best /= best.sum(1, keepdims=True)
+        else:
+            weight, bias = (as_f64(one, dtype)[:columns] for one in wanted.arrays()[1:3])
+            best = best * weight + bias
+        distances = [np.abs(one[:len(best)] - best).max(1) for one in (result, other)]
+        assert (distances[0] <= 4 * distances[1] + 1e-6 * np.abs(best).max()).all(), distances
+        assert found.is_whole() and device.ran[-1].startswith("looped")
+
+
+def as_f64(array: np.ndarray, dtype: str) -> np.ndarray:
+    return as_f32(array, dtype).astype(np.float64) if dtype == "bf16" else array.astype(np.float64)
+
+
 @pytest.mark.parametrize("combine", ["mul", "maximum"])
 def test_scans_of_rows_that_begin_anywhere(combine: str) -> None:
     """What stands before a row in its first 16 bytes takes no part."""
@@ -220,6 +263,14 @@ def test_digamma(dtype: str) -> None:
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
     within = {"f32": (2e-4, 1e-5), "f64": (1e-11, 1e-12)}[dtype]
     np.testing.assert_allclose(found, wanted, *within)
+
+
+@pytest.mark.parametrize("op", ["remainder", "floor_div"])
+def test_a_comparison_of_numbers(op: str) -> None:
+    """Its result meets those of lanes."""
+    text = texts.DIGAMMA.replace("r1: f32 = digamma r0", f"r2: f32 = -0.3\n      r1: f32 = {op} r0, r2")
+    program = texts.program(text)
+    agree(program, [[1025]], within=1e-6)
 
 
 def test_the_sign_of_zero() -> None:

@@ -2,11 +2,14 @@
 their rows are whole; the cases (tests/device_cases.py) pass."""
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,8 +37,31 @@ def test_a_dry_run(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_every_part(tmp_path: Path) -> None:
-    assert {row["part"] for row in rows(tmp_path, "bandwidth", "products", "models")} == {
-        "bandwidth", "products", "models"}
+    parts = "bandwidth", "products", "models", "paper"
+    found = rows(tmp_path, *parts)
+    assert {row["part"] for row in found} == set(parts) and not any(row["name"] == "failed" for row in found)
+
+
+def test_a_part_that_fails_leaves_time_to_the_others(tmp_path: Path) -> None:
+    found = importlib.util.spec_from_file_location("device_bench", ROOT / "benchmarks" / "device.py")
+    assert found is not None and found.loader is not None
+    script = importlib.util.module_from_spec(found)
+    found.loader.exec_module(script)
+    assert list(script.PARTS)[:3] == ["models", "paper", "limits"]  # what no device has measured
+    bench = script.Bench.__new__(script.Bench)
+    bench.rows, bench.about, bench.out, bench.end = [], {}, tmp_path / "device.json", time.monotonic() + 100
+    left = []
+
+    def fails(bench: Any) -> None:
+        left.append(bench.end - time.monotonic())
+        raise ValueError("no such kernel")
+
+    script.PARTS.update(models=fails, launch=fails)
+    assert script.measure(bench, ["models", "launch"]) == 2
+    assert left[0] == pytest.approx(50, abs=5) and left[1] == pytest.approx(100, abs=5)
+    rows = json.loads(bench.out.read_text())["rows"]
+    assert [(row["part"], row["name"]) for row in rows] == [("models", "failed"), ("launch", "failed")]
+    assert "no such kernel" in rows[0]["error"] and "fails" in rows[0]["trace"]
 
 
 def cases(device: str, *options: str) -> None:

@@ -645,3 +645,14 @@ def test_interpreted_kernels() -> None:
                           env=os.environ | variables)
     last = done.stdout.strip().split("\n")[-1]
     assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
+
+
+def test_work_that_fails_is_the_last() -> None:
+    """Who fails gives memory back that later work would be on."""
+    fake, ran = FakeDriver(), []
+    fake.issue(0, lambda: ran.append(1 // len(ran)))
+    fake.issue(0, lambda: ran.append(2))
+    with pytest.raises(ZeroDivisionError):
+        fake.everything()
+    fake.everything()
+    assert not ran and not fake.issued

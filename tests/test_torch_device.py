@@ -53,7 +53,7 @@ def test_forward_and_backward(extension: Any, name: str) -> None:
     there = copy.deepcopy(own).to(NAME)
     run = ENTRANCES[name](there)
     anyshape.reset_stats()
-    for rows in (5, 7, 1, 30):
+    for rows in (5, 7, 0, 1, 30):
         x = torch.randn(rows, 16)
         own.zero_grad()
         there.zero_grad()
@@ -74,7 +74,7 @@ def test_autocast(extension: Any, name: str) -> None:
     there = copy.deepcopy(own).to(NAME)
     run = ENTRANCES[name](there)
     anyshape.reset_stats()
-    for rows in (5, 7, 1):
+    for rows in (5, 7, 0, 1):
         x = torch.randn(rows, 16)
         with torch.autocast("cpu", torch.bfloat16):
             wanted = own(x)

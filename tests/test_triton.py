@@ -14,9 +14,11 @@ import pytest
 from anyshape.backend.targets import usual_target
 from anyshape.backend.triton import toolchain
 from anyshape.backend.triton.codegen import scalars
+from anyshape.backend.triton.codegen.online import one_pass
+from anyshape.backend.triton.codegen.recompute import without_row_buffers
 from anyshape.backend.triton.codegen.scalars import unsupported
 from anyshape.backend.triton.compile import Compiler, object_key
-from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource
+from anyshape.backend.triton.kernel import ALIGNED, DeviceKernel, KernelSource, number_of
 from anyshape.backend.triton.schedule import emit
 from anyshape.backend.triton.target import HARDWARE
 from anyshape.backend.triton.text import read
@@ -230,6 +232,20 @@ def test_choice_of_versions() -> None:
         read("import triton\n")
 
 
+def test_a_size_of_0_that_others_are_divided_by() -> None:
+    """As in offsets of rows that are rolled: where there are none, nothing is launched."""
+    rolled = program("""kernel rolled(p0: in f32, p1: out f32; n0, n1)
+  rows (i0: n0)
+    columns (i1: n1) vector i1
+      r0: f32 = load p0[n1*((i0 + 2)//n0) + i1]
+      store p1[i0*n1 + i1] r0
+""")
+    source = read(emit(rolled))
+    version = source.choose([0, 5])
+    assert source.small is not None and any("//" in str(size) for size in source.small)
+    assert number_of(version.grid, {"n0": 0, "n1": 5}) == 0 and version.title == "tiles16 i32"
+
+
 def test_nvidia_code() -> None:
     """Loads and stores of 16 bytes at any width; of 2 where addresses are not aligned, and at the ends of windows."""
     source = read(emit(program(SOFTMAX)))
@@ -260,6 +276,46 @@ def test_instructions_of_an_element(text: str, most: tuple[int, int]) -> None:
 def test_a_linear_recurrence_compiles(architecture: str) -> None:
     for columns in (1000, 100_000):
         assert compiled(read(emit(program(LINEAR))), [64, columns], architecture).image[:4] == b"\x7fELF"
+
+@pytest.mark.parametrize(("text", "most"), [(SOFTMAX, 19), (NORM, 31)])
+def test_long_rows_are_read_twice(text: str, most: int) -> None:
+    """Once for both of its reductions, which stay in a thread until all columns are read, and once for the result."""
+    source = read(emit(program(text)))
+    for columns, form in ((100_000, "loop"), (100_003, "loop_window")):
+        function, = (one for one in source.text.split("@triton.jit\n") if f"_{form}(" in one)
+        assert function.count("for start in ") == 2 and (function.count("tl.load(p0") == 2) == (form == "loop")
+        kernel = compiled(source, [64, columns], "sm_90")
+        body = [line for loop in inner_loops(kernel.assembly) for line in loop]
+        assert kernel.version.function.endswith(form) and not any("bar.sync" in line for line in body)
+        assert 0 < len(body) * kernel.threads / dict(kernel.version.constants)["C"] < most
+
+
+def inner_loops(assembly: str) -> list[list[str]]:
+    """The instructions of each loop of PTX."""
+    lines, found = assembly.split("\n"), []
+    labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith("$L__BB")}
+    for number, line in enumerate(lines):
+        back = re.search(r"bra(?:\.uni)?\s+(\$L__BB\w+);", line)
+        if back is not None and labels[back[1]] <= number:
+            found.append([one for one in lines[labels[back[1]]:number + 1]
+                          if re.match(r"\t(?:@!?%p\d+ )?[a-z][^;]*;", one)])
+    return found
+
+
+@pytest.mark.parametrize(("text", "old", "new"), [
+    (SOFTMAX, "sub r2, r1", "sub r1, r2"),
+    (SOFTMAX, "reduce maximum r0", "reduce minimum r0"),
+    (SOFTMAX, "r2: f32 = load p0[i0*n1 + i1]", "r2: f32 = load p0[i0*n1 + i1 + 1]"),
+    (NORM, "r1: f32 = reduce", "store p0[i0*n1 + i1] r0\n      r1: f32 = reduce"),  # what is read again
+    (NORM, "r20: i64 = index n1", "r20: i64 = index n1 - 1"),
+    (NORM, "r4: f32 = mul r3, r3", "r4: f32 = mul r3, r2"),
+    (NORM, "r5: f32 = reduce add r4", "r5: f32 = reduce maximum r4")])
+def test_passes_that_stay_apart(text: str, old: str, new: str) -> None:
+    plain = without_row_buffers(program(text))
+    changed = without_row_buffers(program(text.replace(old, new).replace("p0: in ", "p0: inout ")))
+    assert old in text and plain is not None and changed is not None
+    assert len(one_pass(plain).stages) == len(plain.stages) - 1
+    assert one_pass(changed) is changed
 
 
 def test_amd_code() -> None:

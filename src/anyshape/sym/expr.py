@@ -419,7 +419,7 @@ NUMBERS: dict[str, Callable[..., int]] = {
     "floordiv": int.__floordiv__, "max": max, "min": min, "scaled": scaled_number, "root": root_number}
 
 
-def evaluate(size: Size, values: Mapping[str, int]) -> int:
+def evaluate(size: Size, values: Mapping[str, int], functions: Mapping[str, Callable[..., int]] = NUMBERS) -> int:
     """The number that `size` has when every symbol has the value in `values` (KeyError if one is missing)."""
     if isinstance(size, int):
         return size
@@ -427,8 +427,8 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
     for mono, coefficient in size.terms:
         term = coefficient
         for atom, power in mono:
-            value = values[atom] if isinstance(atom, str) else NUMBERS[atom.op](
-                *[evaluate(argument, values) for argument in atom.args])
+            value = values[atom] if isinstance(atom, str) else functions[atom.op](
+                *[evaluate(argument, values, functions) for argument in atom.args])
             term *= value**power
         total += term
     return total

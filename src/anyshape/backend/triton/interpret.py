@@ -7,6 +7,7 @@ the interpreter's numbers are not those of a GPU, it is mended here (`repair`; f
 - a product of bf16 multiplies their bits as whole numbers;
 - the functions of libdevice are missing: they are numpy's, or Python's;
 - a scalar as the bound of a loop, an array of one element, is no number (Triton 3.6 with numpy 2.4);
+- a comparison of scalars that is spread over lanes has numbers in them;
 - a reduction by a function of one's own, or a scan, goes element by element: here it is a tree, as on a GPU, which adds
   up as exactly, and takes a thousandth of the time.
 """
@@ -22,10 +23,9 @@ import numpy as np
 
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.triton import toolchain
-from anyshape.backend.triton.kernel import ALIGNED, I32, KernelSource, KernelVersion
+from anyshape.backend.triton.kernel import ALIGNED, I32, KernelSource, KernelVersion, number_of
 from anyshape.backend.triton.text import read
 from anyshape.base.errors import AnyShapeError
-from anyshape.sym.expr import evaluate
 
 BLOCK = ctypes.POINTER(ctypes.c_int64)
 RUN = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
@@ -72,10 +72,10 @@ class InterpretedKernel:
                scratch_address: int = 0) -> None:
         """Runs one of its versions. scratch_address: of the version's scratch; 0: it gets some of its own."""
         values = dict(zip(self.source.sizes, sizes, strict=True))
-        grid = evaluate(version.grid, values)
+        grid = number_of(version.grid, values)
         if grid <= 0:
             return
-        scratch = np.full(evaluate(version.scratch, values) + 64, 0xFF, np.uint8)  # NaN, where anybody reads it
+        scratch = np.full(number_of(version.scratch, values) + 64, 0xFF, np.uint8)  # NaN, where anybody reads it
         given = [self._value(address, ELEMENTS[dtype], True) for address, (_, dtype) in
                  zip(addresses, self.source.params, strict=True)]
         given.append(self._value(status, "int64", True))
@@ -153,6 +153,13 @@ def repair() -> Any:
         return multiply(_wide(a, interpreter, language), _wide(b, interpreter, language), total, *how)
 
     interpreter.interpreter_builder.create_dot = dot
+    spread = interpreter.interpreter_builder.create_splat
+
+    def splat(kind: Any, value: Any) -> Any:
+        is_test = value.data.dtype == np.bool_
+        return spread(kind, interpreter.TensorHandle(value.data, language.int1) if is_test else value)
+
+    interpreter.interpreter_builder.create_splat = splat
     methods = getattr(interpreter, METHODS)
 
     def with_index(tensor: Any, scope: Any) -> None:

@@ -12,12 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyshape.base.errors import VerifyError
-from anyshape.sym.expr import Size, evaluate
+from anyshape.sym.expr import NUMBERS, Size, evaluate
 
 POINTER, I32, I64, STATUS, SCRATCH, NULL = "pointer", "i32", "i64", "status", "scratch", "null"
 LARGEST = (1 << 31) - (1 << 20)  # of an offset of 32 bits; a tile may go on behind the last element
 ALIGNED = 16  # bytes of the widest access
 DIVISORS = (16, 8, 4)  # of sizes, that a version is made for
+# a divisor of 0 occurs only in sizes that a kernel without elements never uses; see sym/python_codegen.py
+_FUNCTIONS = {**NUMBERS, "floordiv": lambda a, b: a // (b or 1)}
+
+
+def number_of(size: Size, values: Mapping[str, int]) -> int:
+    """A size of a kernel in numbers."""
+    return evaluate(size, values, _FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,8 @@ class KernelSource:
         for version in self.versions:
             if version.window and (divisor >= version.window or alignment % ALIGNED):
                 continue
-            if all(evaluate(size, values) >= 0 for size in version.conditions):
-                near = self.small is not None and all(evaluate(size, values) < LARGEST for size in self.small)
+            if all(number_of(size, values) >= 0 for size in version.conditions):
+                near = self.small is not None and all(number_of(size, values) < LARGEST for size in self.small)
                 return dataclasses.replace(version, index=I32 if near else I64, divisor=divisor if self.steps else 1,
                                            alignment=ALIGNED if alignment % ALIGNED == 0 else 1, guarded=guarded)
         raise VerifyError(f"no version of kernel {self.name} fits its sizes", why=f"they are {values}",
@@ -131,4 +138,4 @@ class DeviceKernel:
 
     def launch(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
         """Programs along x, y and z at the kernel's sizes, by name; where x is 0 there is nothing to launch."""
-        return evaluate(self.version.grid, sizes), 1, 1
+        return number_of(self.version.grid, sizes), 1, 1

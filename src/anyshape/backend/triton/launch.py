@@ -17,9 +17,9 @@ from anyshape.backend.triton.kernel import (
     DeviceKernel,
     KernelSource,
     KernelVersion,
+    number_of,
 )
 from anyshape.base.errors import DeviceError, VerifyError
-from anyshape.sym.expr import evaluate
 
 _launch, _copy, _check = (step.encoder() for step in (loop.LaunchStep, loop.DeviceCopyStep, loop.CheckStep))
 _PLACES = loop.LaunchStep.index("places")
@@ -109,7 +109,7 @@ def launch_words(number: int, kernel: LaunchableKernel, places: Sequence[Place],
         words = [*_launch(
             op=loop.LAUNCH, length=_PLACES + 2 * len(params), number=number, function=handle(code), grid_x=grid[0],
             grid_y=grid[1], grid_z=grid[2], threads=code.threads, shared=code.shared,
-            scratch=evaluate(code.version.scratch, values),
+            scratch=number_of(code.version.scratch, values),
             unaligned=code.version.alignment - 1 if len(alignments) > 1 else 0,
             otherwise=len(words), pointers=len(places), params=len(params),
             places=[word for place in params for word in place]), *words]

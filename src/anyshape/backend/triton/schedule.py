@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyshape.backend.triton.codegen.form import GRID, LOOP, TILE, Form
+from anyshape.backend.triton.codegen.online import one_pass
 from anyshape.backend.triton.codegen.recompute import without_row_buffers
 from anyshape.backend.triton.codegen.scatter import destination
 from anyshape.backend.triton.codegen.sizes import bounds, is_injective
@@ -69,6 +70,8 @@ def emit(program: LoopProgram) -> str:
     versions = []
     for tile in tiles:
         source = plain if plain is not None and tile.form.columns != TILE else program
+        if _is_long(tile):
+            source = one_pass(source)
         if tile.form not in texts:
             kind = "_window" if tile.form.window else "_buckets" if tile.form.buckets else ""
             kind = f"2{kind}" if tile.form.two else kind
@@ -76,6 +79,12 @@ def emit(program: LoopProgram) -> str:
             texts[tile.form] = name, function_text(source, tile.form, name)
         versions.append(_version(source, tile, texts[tile.form][0]))
     return module_text(program, [text for _, text in texts.values()], versions, bounds(program), _steps(program))
+
+
+def _is_long(tile: _Tile) -> bool:
+    """Are the columns of a row gone through in steps, as each reads them again?"""
+    form = tile.form
+    return form.columns == LOOP and tile.columns >= STEP // 2 and not form.points and not form.scratch
 
 
 def _product(program: LoopProgram, multiplied: Product) -> str:

@@ -17,6 +17,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from anyshape.backend.triton.codegen import online
 from anyshape.backend.triton.codegen.form import GRID, LOOP, Form
 from anyshape.backend.triton.codegen.parts import Part, peeled
 from anyshape.backend.triton.codegen.scalars import TYPES, cast, combine, constant, identity, reducer, scalar
@@ -42,7 +43,7 @@ class Printer:
         self.part = self.parts[0]
         # sums along the columns: eager adds in another order, so that no quotient by one is eager's to the last bit
         self.added = {one.result for stage in program.stages for one in stage.instructions
-                      if one.op == "reduce" and one.combine == "add"}
+                      if one.op == "reduce" and one.combine in ("add", *online.COMBINED)}
         self.flat = not any(stage.level == "column" for stage in program.stages)
         self.lines: list[str] = []
         self.depth = 1
@@ -62,6 +63,11 @@ class Printer:
     def put(self, line: str) -> None:
         """A line at the present depth."""
         self.lines.append("    " * self.depth + line)
+
+    def put_all(self, lines: Sequence[str]) -> None:
+        """Lines at the present depth."""
+        for line in lines:
+            self.put(line)
 
     def size(self, size: Size) -> str:
         """A size or an offset as text."""
@@ -240,6 +246,8 @@ class Printer:
         for self.part in parts:  # behind all loads, which so are under way at the same time
             for one in (one for one in self.part.program.stages[number].instructions if one.op == "reduce"):
                 self._reduced(one, self._masked(one), False)
+        for one in (one for one in stage.instructions if one.combine in online.COMBINED):
+            self.put_all(online.last(one, self.size(self.total)))
         self.part, self.in_column = self.parts[0], False
 
     def _in_steps(self, number: int, stage: Stage) -> None:
@@ -248,6 +256,9 @@ class Printer:
         shape = self.shape(ROW if points else BOTH)
         reduces = [one for one in stage.instructions if one.op == "reduce"]
         for one in reduces:
+            if one.combine in online.COMBINED:
+                self.put_all(online.begin(one, online.chunk_of(one, self.program)))
+                continue
             self.put(f"a{one.result} = tl.full({shape}, {identity(one.combine, one.dtype)}, {TYPES[one.dtype]})")
         for one in (one for one in stage.instructions if one.op == "scan"):
             self.put(f"carry{one.result} = tl.full({self.shape(ROW)}, {identity(one.combine, one.dtype)}, "
@@ -271,6 +282,10 @@ class Printer:
     def end(self) -> Size:
         """How far the lanes of a row go."""
         return self.total
+
+    def lanes_of_a_row(self) -> str:
+        """How many lanes of a row exist, the first ones, in the part whose columns are gone through in steps."""
+        return self.size(self.total)
 
     def _enter_loop(self, number: int, points: bool) -> None:
         end = self.size(self.end())
@@ -413,16 +428,32 @@ class Printer:
         self.put(f"tl.store({place}, {one.value}, mask={mask})")
 
     def _reduce(self, one: Instruction) -> None:
-        if self.stepped:  # else see `stage`
+        if not self.stepped:  # see `stage`
+            return
+        if one.combine in online.COMBINED:
+            self.put_all(online.step(one, online.chunk_of(one, self.program), *self._lanes(one),
+                                     f"{self.lanes_of_a_row()} - start"))
+        else:
             self.put(f"a{one.result} = {combine(one.combine, f'a{one.result}', self._masked(one), one.dtype)}")
 
     def _masked(self, one: Instruction) -> str:
         """What a reduction reads, and what changes nothing in lanes that do not exist."""
+        if one.combine in online.COMBINED:
+            return ""
+        value, mask = self._lanes(one)
+        return f"tl.where({mask}, {value}, {identity(one.combine, one.dtype)})"
+
+    def _lanes(self, one: Instruction) -> tuple[str, str]:
+        """What a reduction reads in all lanes, and which of them exist."""
         axes = ROW | self.columns
-        value = f"tl.broadcast_to(r{one.args[0]}, {self.shape(axes)})"
-        return f"tl.where({self.mask(axes)}, {value}, {identity(one.combine, one.dtype)})"
+        return f"tl.broadcast_to(r{one.args[0]}, {self.shape(axes)})", self.mask(axes)
 
     def _reduced(self, one: Instruction, text: str, points: bool) -> None:
+        if one.combine in online.COMBINED:
+            self.put_all(online.end(one) if self.part is self.parts[0] else online.more(one, *self._lanes(one)))
+            self.axes |= {f"r{register}": ROW for register in (one.result, one.args[1])}
+            self.dtypes[one.args[1]] = one.dtype
+            return
         if not points:
             text = f"tl.reduce({text}, 1, {reducer(one.combine, one.dtype)}, keep_dims=True)"
         self.let(one, text if self.part is self.parts[0] else

@@ -72,6 +72,11 @@ FUNCTIONS = {
     "_or": "def _or(a, b):\n    return a | b",
     "_max": "def _max(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
     "_min": "def _min(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    # of online reductions (codegen/online.py)
+    "_finite": "def _finite(a):\n    return tl.where(a == -float(\"inf\"), 0.0, a)",
+    "_squares": """def _squares(n, s, q, m, t, p):
+    apart = t / tl.maximum(m, 1.0) - s / tl.maximum(n, 1.0)
+    return q + p + apart * apart * (n * (m / tl.maximum(n + m, 1.0)))""",
     "_whole_max": "def _whole_max(a, b):\n    return tl.maximum(a, b)",
     "_whole_min": "def _whole_min(a, b):\n    return tl.minimum(a, b)",
     "_reciprocal": "def _reciprocal(a):\n    return tl.div_rn(tl.full(a.shape, 1.0, tl.float32), a)",

@@ -97,6 +97,10 @@ class WindowPrinter(Printer):
         self.columns = COLUMN | ROW
         self.split(part.column, "", part.program.columns, self.columns)
 
+    def lanes_of_a_row(self) -> str:
+        """See `Printer`."""
+        return "body"
+
     def instructions(self, stage: Stage) -> None:
         """See `Printer`: of programs side by side one has the ends of a row."""
         if self.form.columns != GRID or self.part is not self.parts[-1]:
