@@ -147,6 +147,13 @@ def test_weights_or_states_are_dealt_out_over_ranks_that_have_other_positions(ki
                    if types[name] == types[weight])
 
 
+def test_rows_of_what_is_gathered_along_the_sequence_stay_dealt_out() -> None:
+    captured, given = llama(layers=1), mesh_of(data=2, sequence=2)
+    graph = partitioned(captured.graph, strategy_of(given, 4), captured.roles)[-1].graph
+    assert {node.op for node in graph.nodes if ("axis", "data") in node.attrs} == {"all_reduce"}
+    check(captured, given, 4)
+
+
 def test_buckets_keep_results_and_send_few_messages() -> None:
     captured, strategy = llama(), strategy_of("ddp", 2)
     chain = partitioned(captured.graph, strategy, captured.roles)
