@@ -2,7 +2,7 @@
 
     data=16 tensor=8 cut+sequence fsdp   -->   mesh(data=16, tensor=8), fsdp along the one and sp along the other
     data=2 context=4 fsdp                -->   mesh(data=2, context=4), fsdp and ring; weights are dealt out along both
-    data=4 tensor=2 sequence zero2       -->   mesh(data=4, tensor=2), zero1 and ulysses; states are dealt out along both
+    data=4 tensor=2 sequence zero2       -->   mesh(data=4, tensor=2), zero1 and ulysses; states dealt out along both
     pipe=4 data=2 ddp micro=8 1f1b       -->   mesh(pp=4, data=2), the schedule 1f1b of 8 micro-batches
 """
 from __future__ import annotations
