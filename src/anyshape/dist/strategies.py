@@ -212,7 +212,7 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
 
 
 def _fixed(overrides: Sequence[tuple[str, str, Placement]], axis: str, name: str, rank: int) -> Placement | None:
-    """The placement that is fixed of a weight or a state; one of few dims is not dealt out along a dim that it lacks."""
+    """The placement that is fixed of a weight or a state; one of few dims is not dealt out along one that it lacks."""
     return next((place for pattern, along, place in reversed(overrides)
                  if along == axis and fnmatch.fnmatchcase(name, pattern)
                  and not (isinstance(place, Shard) and place.dim >= rank)), None)
