@@ -59,8 +59,24 @@ def strategies(world: int) -> dict[str, Any]:
     return found
 
 
+def searched(world: int, placement: str, data: str, **axes: int) -> Strategy:
+    """What a search finds for the model on these axes."""
+    found = anyshape.strategy(Llama(), next_token_loss, None, torch.zeros(8, 64, dtype=torch.int64), world=world,
+                              machine="a100", mesh={"data": world // 2, "context": 1, "tensor": 1, "pipe": 1, **axes})
+    return found.override("*", placement=placement, data=data).runnable()
+
+
+SEARCHED = {"searched-context-fsdp": ("whole", "fsdp", {"context": 2}),
+            "searched-context-zero1": ("whole", "zero1", {"context": 2}),
+            "searched-sequence-fsdp": ("sequence", "fsdp", {"tensor": 2}),
+            "searched-sequence-zero1": ("sequence", "zero1", {"tensor": 2})}
+
+
 def strategy_of(mode: str, world: int) -> Any:
     """A strategy by name; `fsdp-tensor` is a mesh of two axes, of which the first one has two ranks."""
+    if mode in SEARCHED:
+        placement, data, axes = SEARCHED[mode]
+        return searched(world, placement, data, **axes)
     first, _, second = mode.partition("-")
     return strategies(world).get(mode) or (mesh_of(**{first: 2, second: world // 2}) if second else mode)
 
@@ -74,7 +90,7 @@ def coordinates_of(strategy: Any, rank: int, world: int) -> tuple[int, int]:
         here = strategy.coordinates(rank)
         place = count = 0
         for axis in strategy.axes:
-            if axis.name not in ("tensor", "sequence", "pp", "ring", "ulysses"):
+            if axis.name not in ("tensor", "sequence", "context", "pp", "ring", "ulysses"):
                 place = place * axis.size + here[axis.name]
                 count = (count or 1) * axis.size
         return place, count or 1

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import anyshape
@@ -49,6 +56,28 @@ class Net(nn.Module):
         return self.head(self.second(self.first(x).sin()))
 
 
+class Deep(nn.Module):
+    """Loops over blocks, of several kinds, with something to compute in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = nn.ModuleList(Block() for _ in range(2))
+        self.named = nn.ModuleDict({name: Block() for name in ("first", "second")})
+        self.others = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.list:
+            x = block(x).sin()
+        for number, block in enumerate(self.named.values()):
+            x = block(x) / (1 + number)
+        for scale, block in zip((0.5, 2.0), self.others[:2], strict=True):
+            x = x + scale * block(x)
+        for number in range(2, 4):
+            x = self.others[number](x.tanh())
+        return self.head(x)
+
+
 class Unused(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -61,9 +90,12 @@ parallel = functools.partial(DistributedDataParallel, bucket_cap_mb=0.001)  # se
 
 
 def sharded(model: Any, compiled: Callable[[nn.Module], nn.Module] = lambda block: block, **more: Any) -> nn.Module:
-    model.first, model.second = compiled(model.first), compiled(model.second)
-    for part in (model.first, model.second, model):
-        fully_shard(part, mesh=mesh(), **more)
+    for parent in list(model.modules()):
+        for name, part in parent.named_children():
+            if isinstance(part, Block):
+                setattr(parent, name, compiled(part))
+                fully_shard(getattr(parent, name), mesh=mesh(), **more)
+    fully_shard(model, mesh=mesh(), **more)
     return model  # type: ignore[no-any-return]
 
 
@@ -76,6 +108,18 @@ def columns(model: Any) -> nn.Module:
     for part in (model.first, model.second):
         parallelize_module(part, mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model  # type: ignore[no-any-return]
+
+
+def positions(model: Any) -> nn.Module:
+    """As `columns`, and positions are dealt out between the products. Lengths that ranks do not divide need DTensors
+    all along: what is made of local parts has as many times the local ones."""
+    for part in (model.first, model.second):
+        parallelize_module(part, mesh(), {
+            "norm": SequenceParallel(sequence_dim=0), "up": ColwiseParallel(input_layouts=Shard(0)),
+            "down": RowwiseParallel(output_layouts=Shard(0), use_local_output=False)})
+    return parallelize_module(model, mesh(), {
+        "first": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(0),)),
+        "head": ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate())})
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -171,7 +215,9 @@ def collectives() -> dict[str, Any]:
 
 def quick() -> dict[str, Any]:
     return {"ddp": pair(lambda: parallel(Net()), lambda: strict(parallel(Net()))),
-            "tensor": pair(lambda: columns(Net()), lambda: strict(columns(Net())), rows=0), "steps": steps()}
+            "tensor": pair(lambda: columns(Net()), lambda: strict(columns(Net())), rows=0), "steps": steps(),
+            "sequence": pair(lambda: positions(Net()), lambda: strict(positions(Net())), rows=0),
+            "loop": pair(lambda: sharded(Net(loops=True)), lambda: strict(sharded(Net(loops=True))))}
 
 
 def more() -> dict[str, Any]:
@@ -195,5 +241,6 @@ def more() -> dict[str, Any]:
         "blocks": pair(lambda: sharded(Net(loops=True)), lambda: sharded(Net(loops=True), strict)),
         "kept": pair(lambda: sharded(Net(), reshard_after_forward=False),
                      lambda: strict(sharded(Net(), reshard_after_forward=False))),
-        "loop": pair(lambda: sharded(Net(loops=True)), lambda: anyshape.compile(sharded(Net(loops=True)))),
+        "loops": pair(lambda: sharded(Deep()), lambda: strict(sharded(Deep()))),
+        "usual": pair(lambda: sharded(Net(loops=True)), lambda: anyshape.compile(sharded(Net(loops=True)))),
         "mixed": pair(lambda: sharded(Net(), mp_policy=mixed), lambda: strict(sharded(Net(), mp_policy=mixed)))}

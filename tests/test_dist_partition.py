@@ -11,9 +11,10 @@ import torch
 from anyshape.dist.buckets import bucketed
 from anyshape.dist.halves import Halves, gathered_first, halves_of
 from anyshape.dist.mesh import mesh_of
+from anyshape.dist.placement import Shard
 from anyshape.dist.ragged import Needs, needs_of
 from anyshape.dist.sharding import sharding_of
-from anyshape.dist.strategies import partitioned, strategy_of
+from anyshape.dist.strategies import Strategy, partitioned, strategy_of
 from anyshape.frontend.train_step.batch_sizes import shared_sizes
 from anyshape.frontend.train_step.distributed import halves_for_all
 from anyshape.frontend.train_step.partition import step_halves
@@ -129,6 +130,28 @@ def test_lengths_may_differ_unless_something_is_combined_that_has_them() -> None
     bound = capture(Llama(layers=1).double(), loss=mean_over_rows)
     chain = partitioned(bound.graph, strategy, bound.roles)
     assert list(needs_of(chain[-1].graph, chain, bound.graph).equal) == ["s44"]
+
+
+@pytest.mark.parametrize(("kind", "pattern", "gathered"), [("ring", "*", False), ("ulysses", "state:*", True)])
+def test_weights_or_states_are_dealt_out_over_ranks_that_have_other_positions(kind: str, pattern: str,
+                                                                              gathered: bool) -> None:
+    captured = llama(layers=1)
+    strategy = Strategy(mesh_of(context=2), (kind,), ((pattern, "context", Shard(0)),))
+    found = check(captured, strategy, 2)
+    assert found["reduce_scatter"] == len(captured.roles.weights)
+    local = partitioned(captured.graph, strategy, captured.roles)[-1]
+    layouts = dict(local.layouts)
+    types = {value.name: value.type for value in captured.graph.inputs}
+    assert all((str(layouts[name]) == "R") == gathered for name in captured.roles.weights)
+    assert not any(str(layouts[name]) == "R" for name, weight in captured.roles.states.items()
+                   if types[name] == types[weight])
+
+
+def test_rows_of_what_is_gathered_along_the_sequence_stay_dealt_out() -> None:
+    captured, given = llama(layers=1), mesh_of(data=2, sequence=2)
+    graph = partitioned(captured.graph, strategy_of(given, 4), captured.roles)[-1].graph
+    assert {node.op for node in graph.nodes if ("axis", "data") in node.attrs} == {"all_reduce"}
+    check(captured, given, 4)
 
 
 def test_buckets_keep_results_and_send_few_messages() -> None:

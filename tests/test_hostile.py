@@ -78,22 +78,27 @@ def test_calls_are_compiled_while_another_thread_captures(monkeypatch: pytest.Mo
 
 
 class Halves(nn.Module):
-    def __init__(self, loops: bool = False) -> None:
+    def __init__(self, kind: str = "") -> None:
         super().__init__()
         self.halves = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-        self.loops = loops
+        self.kind = kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.loops:
+        if self.kind == "loop":
             for half in self.halves:
                 x = half(x).sin()
             return x
+        if self.kind == "try":
+            try:
+                return self.halves[0](x).sin()
+            finally:
+                self.kind = "try"
         return self.halves[1](self.halves[0](x).sin()).cos()
 
 
 def test_what_works_with_other_processes_is_compiled_or_says_why_not(one_process: None) -> None:
-    def sharded(loops: bool) -> nn.Module:
-        model, mesh = Halves(loops), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    def sharded(kind: str = "") -> nn.Module:
+        model, mesh = Halves(kind), torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
         for part in (*model.halves, model):
             torch.distributed.fsdp.fully_shard(part, mesh=mesh)
         return model
@@ -103,7 +108,7 @@ def test_what_works_with_other_processes_is_compiled_or_says_why_not(one_process
     outside = anyshape.compile(wrapped, strict=True)
     assert list(outside.state_dict()) == list(wrapped.state_dict()) and type(wrapped.module) is nn.Sequential
     for model, compiled in ((wrapped, outside), (wrapped, DistributedDataParallel(anyshape.compile(net, strict=True))),
-                            *((one, anyshape.compile(one, strict=True)) for one in (sharded(False),))):
+                            *((one, anyshape.compile(one, strict=True)) for one in (sharded(), sharded("loop")))):
         anyshape.reset_stats()
         for rows in (3, 1, 0):
             x, both = torch.randn(rows, 8), []
@@ -114,12 +119,12 @@ def test_what_works_with_other_processes_is_compiled_or_says_why_not(one_process
                 both.append([y.detach(), *(weight.grad.clone() for weight in one.parameters())])
             torch.testing.assert_close(*both)
         assert anyshape.stats()["eager_calls"] == 0 and anyshape.stats()["runs"]
-    model = sharded(True)
-    with pytest.raises(AnyShapeError, match="in a loop runs as PyTorch") as refused:
+    model = sharded("try")
+    with pytest.raises(AnyShapeError, match="what calls parts where a frame cannot be cut") as refused:
         anyshape.compile(model, strict=True)(torch.randn(3, 8))
     assert "fully_shard(anyshape.compile(block))" in str(refused.value)
     fast = anyshape.compile(model)
-    with pytest.warns(UserWarning, match="in a loop runs as PyTorch"):
+    with pytest.warns(UserWarning, match="cannot be cut"):
         fast(torch.randn(3, 8)).sum().backward()
     assert anyshape.stats()["eager_calls"] == 1 and "fully_shard" in str(fast.explain())
     part = nn.Sequential(wrapped)

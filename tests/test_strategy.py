@@ -18,6 +18,7 @@ from anyshape.dist.cost.parallel import DATA, RECOMPUTE, Degrees
 from anyshape.dist.cost.strategy import strategy_of, uniform
 from anyshape.dist.cost.workload import Attention, Layer, Product, Workload
 from anyshape.dist.pipeline import Action, check, cut, in_flight, schedule
+from anyshape.dist.placement import Shard
 from anyshape.dist.search import integer, judge
 from anyshape.dist.search.hand_made import best_by_name
 from anyshape.dist.search.problem import Search, Shape, override, shapes_of
@@ -325,10 +326,16 @@ def test_any_model_is_planned_printed_changed_and_written(tmp_path: Path) -> Non
     assert "layers.*.mlp" in words and "no strategy is below" in words and "what else was tried" in words
     assert search.override("layers.*.mlp", data="fsdp") is search
     assert {one.choice.data for one in search.at(64).layers if one.name == "layers.*.mlp"} == {"fsdp"}
-    with pytest.raises(anyshape.AnyShapeError, match="cannot be run yet"):
+    with pytest.raises(anyshape.AnyShapeError, match=r"search.override\("):
         search.override("head", data="ddp").runnable()
     run = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"data": 4}).override("*", data="fsdp")
     assert str(run.runnable()) == "mesh(data=4)\ndata: fsdp"
+    for fixed, placement, kinds in (({"context": 2}, "whole", ("fsdp", "ring")),
+                                    ({"tensor": 2}, "sequence", ("fsdp", "ulysses"))):
+        found = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"data": 2, **fixed}).override(
+            "*", placement=placement, data="fsdp").runnable()
+        (axis,) = fixed  # ranks with other positions keep parts of the weights, too
+        assert found.kinds == kinds and found.overrides == (("*", axis, Shard(0)),)
     piped = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"pipe": 2, "data": 2})
     planned, found = piped.at(128), piped.override("*", data="ddp").runnable()
     assert str(found.mesh) == "mesh(pp=2, data=2)" and found.kinds == ("pp", "ddp")

@@ -22,7 +22,7 @@ from anyshape.dist.sharding import Sharding
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import SizeType, TensorType, kind_of, size_of
-from anyshape.ops.collective import Parts
+from anyshape.ops.collective import COLLECTIVES, RINGS, Parts, parts_of
 from anyshape.sym.expr import Expr, Size, ceildiv, coefficient_of, minimum, product, symbol, symbols_of
 
 FAR = 1000.0  # what a byte costs that is not to move, in bytes
@@ -274,6 +274,8 @@ class _Partitioner:
         """Has every dim that runs with the loop the factor that is dealt out?"""
         if node.op == "convolution" and factor.ins[0] != 0 and not self.has_all(one):
             return False  # PyTorch has none without channels
+        if any(exact(part.outer, one.outer * one.count) is None for part in _parts_along(node, one.dim)):
+            return False
         pairs = [*zip(node.inputs, factor.ins, strict=True), *zip(node.outputs, factor.outs, strict=True)]
         return all(exact(v.tensor.shape[d], one.outer * one.count) is not None
                    for v, d in pairs if isinstance(v, Value) and isinstance(d, int))
@@ -428,6 +430,9 @@ class _Partitioner:
             op, at = f"ring_{op}", ATTENTION[op]
             attrs |= {"axis": self.sharding.axis, "parts": tuple(
                 self.parts(node.inputs[i].tensor.shape, ins[i]).attr() for i in (at, at + 1))}  # type: ignore
+        if isinstance(outs[0], Shard) and _parts_along(node, outs[0].dim):
+            attrs |= {name: tuple(self.within(part, outs[0]).attr() for part in parts_of(node, name))
+                      for name in ("parts", "into") if name in attrs}
         if node.op in EXTREMES and isinstance(outs[0], Partial) and isinstance(ins[0], Shard):
             given[0] = self.never_empty(given[0], ins[0], node.op)
         counted = self.total(node.inputs[0]) if node.op == "full" and isinstance(node.inputs[0], Expr) else None
@@ -440,6 +445,14 @@ class _Partitioner:
             self.nodes.append(Node(op, tuple(given), tuple(attrs.items()), made, node.where))
         if _is_zero(node, self.zeros):
             self.zeros.add(node.output.name)
+
+    def within(self, part: Parts, place: Shard) -> Parts:
+        """The parts along another axis, of what this rank has of the elements before them."""
+        if part.dim != place.dim:
+            return part
+        inner = exact(part.outer, place.outer * place.count)
+        assert inner is not None, (part, place)
+        return replace(part, outer=place.outer * self.count(place.count) * inner)
 
     def never_empty(self, operand: Operand, place: Shard, op: str) -> Operand:
         """A rank may have no part, and there is no maximum of nothing: one more element that changes none."""
@@ -509,6 +522,14 @@ def _reached(graph: Graph, names: tuple[str, ...]) -> frozenset[str]:
         if any(v.name in found for v in node.values()):
             found.update(v.name for v in node.outputs)
     return frozenset(found)
+
+
+def _parts_along(node: Node, dim: int) -> list[Parts]:
+    """How a collective of another axis deals out a dim."""
+    if node.op not in COLLECTIVES or node.op in RINGS:
+        return []
+    return [one for name in ("parts", "into") if name in dict(node.attrs) for one in parts_of(node, name)
+            if one.dim == dim]
 
 
 def _is_zero(node: Node, zeros: set[str]) -> bool:

@@ -296,11 +296,13 @@ def _of_ring(node: Node) -> Iterator[Factor]:
 
 
 def _of_collective(node: Node) -> Iterator[Factor]:
-    """Of another axis: dims that it does not touch pass."""
-    touched = {one.dim for name, _ in node.attrs if name in ("parts", "into") for one in parts_of(node, name)}
+    """Of another axis: dims that it does not touch pass, and what stands before the part of a dim that it deals out, as
+    the rows of a batch whose positions it gathers."""
+    touched = {one.dim: one.outer for name in ("parts", "into") if name in dict(node.attrs)
+               for one in parts_of(node, name)}
     if len(node.inputs) == 1:
         for d, size in enumerate(node.output.tensor.shape):
-            if d not in touched and size != 1:
+            if touched.get(d, size) != 1:
                 yield Factor((d,), (d,))
 
 

@@ -19,6 +19,7 @@ A mesh of several axes has a strategy for each, by the names of its axes.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -86,7 +87,8 @@ class Strategy:
     """How a train step is dealt out.
 
     mesh: of the ranks. kinds: for each axis a strategy by name.
-    overrides: (pattern of parameter names, axis, placement) each: what the user fixes; the last one that fits counts.
+    overrides: (pattern of parameter names, axis, placement) each: what is fixed; the last one that fits counts. A
+        pattern `state:*` is of what the optimiser keeps for them alone.
     pipeline: the schedule along an axis whose kind is "pp".
     """
 
@@ -186,14 +188,15 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
                    if name in types and types[name].rank and str(types[name].shape[0]) in given}
     if kind == "fsdp":
         placed |= {name: Shard(0) for name in roles.weights if types[name].rank}
-    for pattern, along, place in overrides:
-        if along == axis.name:
-            for name, parameter in roles.weights.items():
-                if fnmatch.fnmatchcase(parameter, pattern):
-                    placed[name] = place
+    fixed = functools.partial(_fixed, overrides, axis.name)
+    placed |= {name: place for name, parameter in roles.weights.items()
+               if (place := fixed(parameter, types[name].rank)) is not None}
     for name, weight in roles.states.items():
         if types[name].shape == types[weight].shape:
-            if kind == "zero1" and types[name].rank and weight not in placed:
+            place = fixed(f"state:{roles.weights[weight]}", types[name].rank)
+            if place is not None:
+                placed[name] = place
+            elif kind == "zero1" and types[name].rank and weight not in placed:
                 placed[name] = Shard(0)
             elif weight in placed:
                 placed[name] = placed[weight]
@@ -206,6 +209,13 @@ def sharding_for(graph: Graph, axis: Axis, kind: str, roles: Roles, given: Seque
     return Sharding(axis.name, axis.size, tuple(placed.items()), tuple(pins.items()),
                     "weights" if kind in PRODUCTS else "data", data, () if kind in SHARED else tuple(given),
                     kind if kind in CONTEXT else "")
+
+
+def _fixed(overrides: Sequence[tuple[str, str, Placement]], axis: str, name: str, rank: int) -> Placement | None:
+    """The placement that is fixed of a weight or a state; one of few dims is not dealt out along one that it lacks."""
+    return next((place for pattern, along, place in reversed(overrides)
+                 if along == axis and fnmatch.fnmatchcase(name, pattern)
+                 and not (isinstance(place, Shard) and place.dim >= rank)), None)
 
 
 def sequence_pins(graph: Graph, data: Sequence[str]) -> dict[str, Placement]:

@@ -124,7 +124,7 @@ class TracingMode:
             weakref.finalize(self, internals.forget, callback, tracing.codes, backend).atexit = False
             return callback
 
-        sharded = eager_frames.has_sharded_parts(target)
+        sharded = eager_frames.sharded_parts(target)
         fullgraph = compilation.config.fullgraph or (compilation.config.strict and not sharded) or oblivious
         self.copied = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
         self.call = self.copied.call

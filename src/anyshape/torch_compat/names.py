@@ -104,6 +104,11 @@ TRACING = {
        for name in (
         "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
         "variables.VariableTracker", "variables.user_defined", "side_effects.SideEffects")},
+    # written against torch 2.13
+    **{f"{DYNAMO}{name}": Name("what calls modules under fully_shard in a loop", FEWER, quiet=True) for name in (
+        "symbolic_convert.InstructionTranslatorBase", "variables.ListIteratorVariable", "variables.TupleVariable",
+        "symbolic_convert.InstructionTranslatorBase.raise_loop_graph_break", "variables.iter.DictViewIterator",
+        "variables.iter.ZipVariable", "variables.functions.unpack_iterable")},
     f"{DYNAMO}variables.constant.ConstantVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.LoggingLoggerVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.DebuggingVariable": Name("warnings in a function that is called", "they are not given"),

@@ -26,6 +26,7 @@ from anyshape.frontend.programs.session import Compilation, NotCovered
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import eager_frames, internals
+from anyshape.torch_compat.dynamo.cut_loops import loops_cut_at_hooks
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -90,8 +91,8 @@ class Tracing:
     all_sizes: the trace that is going on is one for all sizes.
     turn: held by the thread that traces.
     warm: takes programs from the disk cache, and puts them there.
-    sharded: FSDP2's hooks are around parts of the module; what is between them is a program each, and that is all there
-        is to compile.
+    sharded: around how many parts of the module FSDP2 has its hooks; what is between them is a program each, and that
+        is all there is to compile.
     """
 
     def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
@@ -121,7 +122,7 @@ class Tracing:
         self.single: set[Any] = set()
         self.turn = threading.RLock()
         self.all_sizes = oblivious
-        self.sharded = False
+        self.sharded = 0
         # of the trace that is going on, of which there is one at a time
         self._piece, self._breaks = "", 0
         self._frame: Any = None
@@ -224,7 +225,7 @@ class Tracing:
 
     def is_whole(self) -> bool:
         """Whether several programs are all that there is to compile."""
-        return self.sharded and not self.skipped
+        return bool(self.sharded) and not self.skipped
 
     def _place(self, code: Any, call: Call) -> str:
         """Why a frame is a part of what the user has called: another came before it; empty where it is all of it."""
@@ -348,10 +349,12 @@ class Tracing:
     def _trace(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None = None) -> Any:
         config = self.compilation.config
         all_sizes = self.oblivious if all_sizes is None else all_sizes
-        programs = api.programs_of_others(arguments[0].f_code, self.inner)
+        # a loop over parts takes a program for each
+        programs = api.programs_of_others(arguments[0].f_code, self.inner) + self.sharded
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
                                                   told.changing), \
+                loops_cut_at_hooks() if self.sharded else contextlib.nullcontext(), \
                 settings.nothing_left_behind(arguments[0].f_globals), self._recorded(arguments[0], told) as keep:
             self.compilation.tracing = told.where, told.reason, told.way
             self._piece, self._breaks = told.piece, len(eager_frames.graph_breaks())

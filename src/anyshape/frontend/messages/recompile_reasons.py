@@ -26,9 +26,9 @@ _SIZE_OF_INPUT = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
 OTHERS = (2, 3, 17, 1009)  # sizes that stand for all but 0 and 1
 _KIND = re.compile(r"GLOBAL_STATE|_parameters\[|_buffers\[|(?:rank|dtype|device|stride|requires_grad|key set) mismatch|"
                    r"check_type_id|expected type of| (?:==|is) (?:True|False|None|'.*'|\".*\"|torch\.\w+)$|^not |hooks|"
-                   r"keys\(|CodeGuardAccessor|hasattr|isinstance")
-# a count, wherever it is found: of a list that hooks fill, but not of the hooks
-_COUNT = re.compile(r"(?!.*_(?:parameters|buffers)\[).*(?<!hooks\)) == -?\d+$")
+                   r"keys\(|CodeGuardAccessor|hasattr|isinstance|_iterator_len\(|_range_iter\(")
+# a count, wherever it is found: of a list that hooks fill, but not of the hooks; not how far a loop is that is cut
+_COUNT = re.compile(r"(?!.*_(?:parameters|buffers)\[|___tuple_iterator_len).*(?<!hooks\)) == -?\d+$")
 _NUMBER = re.compile(r"(?<![\w'\[])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 UNCOVERED = "sizes are 0 or 1, or strides in an order, that the program for all sizes does not serve"
 _OF_SMALL = re.compile(rf"{UNCOVERED}|" r"\.size\(\)\[\d+\] == [01]$|size mismatch at index \d+\. expected [01],")

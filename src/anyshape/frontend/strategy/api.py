@@ -58,8 +58,8 @@ class StrategySearch:
             length: of the steps; 0: the longest.
 
         Raises:
-            ConfigError: it has a context axis, positions dealt out by all_to_all, or layers whose data
-                parallelism differs; the message says what to fix so that it can be run.
+            ConfigError: layers differ in their data parallelism, or in what is dealt out along the tensor axis; the
+                message says what to fix so that it can be run.
         """
         return runnable(self.at(length or self.problem.shapes[-1].length), self.problem.machine)
 

@@ -56,24 +56,30 @@ def uncompiled_words(target: Any) -> tuple[str, str]:
     return _suspended_words(target.forward)
 
 
-SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: what calls them "
-           "in a loop runs as PyTorch, and so do parts that are torch's own modules")
+SHARDED = ("parts of the model are sharded (fully_shard), and hooks gather their weights around each: parts that are "
+           "torch's own modules run as PyTorch, and so does what calls parts where a frame cannot be cut")
 COMPILE_PARTS = "compile the parts before they are sharded: fully_shard(anyshape.compile(block))"
 _SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
 
 
-def has_sharded_parts(target: Any) -> bool:
-    """Whether there are modules in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each
+def sharded_parts(target: Any) -> int:
+    """How many modules there are in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each
     of them, run as PyTorch, and what is between hooks is a program. The module's own are outside of its frame."""
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    return kind is not None and isinstance(target, torch.nn.Module) and any(
-        isinstance(module, kind) for module in target.modules() if module is not target)
+    if kind is None or not isinstance(target, torch.nn.Module):
+        return 0
+    return sum(isinstance(module, kind) for module in target.modules() if module is not target)
 
 
 def is_at_sharding(one: Any) -> bool:
     """Whether an entry of `graph_breaks` is a hook of FSDP2."""
-    stack = list(getattr(one, "user_stack", None) or ())
-    return bool(stack) and stack[-1].filename.startswith(_SHARDING)
+    return ends_at_sharding(getattr(one, "user_stack", None))
+
+
+def ends_at_sharding(stack: Any) -> bool:
+    """Whether the innermost frame of a stack of Dynamo's is a hook of FSDP2."""
+    frames = list(stack or ())
+    return bool(frames) and frames[-1].filename.startswith(_SHARDING)
 
 
 def _suspended_words(target: Any) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from anyshape import torch_compat as compat
 PATCHED = "torch.fx._symbolic_trace._Patcher.patch_method"
 ASKED = "torch.fx._symbolic_trace.is_fx_symbolic_tracing"
 USUAL = "_anyshape_usual"  # attribute of what stands in for a method of modules: that method
+_INHERITED = object()
 
 _lock = threading.Lock()
 _threads: Counter[int] = Counter()  # those that may trace, and how often each has entered
@@ -97,10 +98,13 @@ def code_of(function: Any, text: str, here: Callable[[], bool]) -> Iterator[None
 
 @contextlib.contextmanager
 def put(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute has another value."""
-    before = getattr(owner, name)
+    """Inside, an attribute of a module or class has another value."""
+    before = vars(owner).get(name, _INHERITED)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

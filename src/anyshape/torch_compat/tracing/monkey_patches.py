@@ -44,6 +44,10 @@ WHILE_TRACING = {
         "takes other pixels than eager where a factor is no whole number; 18 operators share it",
     VARIABLES + "builder._automatic_dynamic":
         "chooses sizes that are taken as numbers, one by one; torch's marks would stay on the user's tensors",
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase.raise_loop_graph_break":
+        "leaves a frame to PyTorch that calls modules under fully_shard in a loop",
+    VARIABLES + "iter.DictViewIterator.reconstruct": "a loop over modules that is cut: Dynamo has no rule for it",
+    VARIABLES + "iter.ZipVariable.reconstruct": "the same, over several at once",
     VARIABLES + "misc.LoggingLoggerVariable.call_method": "warning_once ends a graph",
     VARIABLES + "misc.DebuggingVariable.call_function": "warnings of inner functions are lost",
     SHAPES + "ShapeEnv.produce_guards_verbose": "writes a guard `0 <= size` for each size, which is asked in Python",
