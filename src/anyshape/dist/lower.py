@@ -169,3 +169,23 @@ def _ring(node: Node, mesh: Mesh, effect: int) -> Node:
                        ("none",) if scale is None else ("float", scale), numbers), ("kwargs",))
     return Node("extern", tuple(given.operands), (("target", RING), ("template", template), ("effect", effect)),
                 node.outputs, node.where)
+
+
+def raised(node: Node, outputs: tuple[Value, ...]) -> Node:
+    """The collective that a launch, or ring attention, was made of; `outputs`: what its wait makes."""
+    target, ((_, *arguments), _) = node.attr("target"), node.attr("template")  # type: ignore[misc]
+    words = [one[1] for one in arguments if one[0] in ("str", "bool", "float", "none") and len(one) > 1]  # type: ignore
+    lists = [one[1:] for one in arguments if one[0] == "list"]  # type: ignore[index]
+    numbers = [node.inputs[one[1]] if one[0] == "operand" else one[1] for one in lists[-1]]  # type: ignore
+    parts: Attr = tuple(tuple(numbers[at:at + 5]) for at in range(0, len(numbers), 5))  # type: ignore[arg-type]
+    tensors = tuple(node.inputs[one[1]] for one in lists[-2])  # type: ignore
+    if target == RING:
+        op, _, axis, causal, *scale = words
+        attrs = (("axis", axis), ("causal", causal), ("scale", scale[0] if scale else None), ("parts", parts))
+    else:
+        combine, op, _, axis = words
+        more: dict[object, tuple[tuple[str, Attr], ...]] = {
+            "all_reduce": (("combine", combine),),
+            "all_to_all": (("parts", parts[:1]), ("into", parts[1:]))}  # type: ignore[index]
+        attrs = (("axis", axis), *more.get(op, (("parts", parts),)))  # type: ignore[assignment]
+    return Node(str(op), tensors, attrs, outputs, node.where)
