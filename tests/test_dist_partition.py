@@ -55,8 +55,8 @@ def check(captured: Captured, given: Any, world: int) -> Counter[str]:
     return counts(chain[-1].graph)
 
 
-def in_halves(captured: Captured, graph: Graph) -> Halves:
-    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data, True)
+def in_halves(captured: Captured, graph: Graph, limited: bool = True) -> Halves:
+    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data, limited)
     for one in (found.forward, found.backward):
         verify(one)
     assert found.forward.saved and not found.forward.writes and found.backward.writes == graph.writes
@@ -91,6 +91,18 @@ def test_nothing_is_gathered_for_the_tape() -> None:
         made = halves.forward.producers()
         assert not any(made[v.name].op == "all_gather" for v in halves.forward.saved)  # type: ignore[union-attr]
         assert not weights & {v.name for v in halves.forward.saved}  # type: ignore[union-attr]
+
+
+def test_the_weight_of_the_head_is_gathered_once() -> None:
+    captured, strategy = llama(), strategy_of("fsdp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    limited, free = (in_halves(captured, chain[-1].graph, one) for one in (True, False))
+    assert counts(limited.backward)["all_gather"] - 1 == counts(free.backward)["all_gather"]
+    made = free.forward.producers()
+    (kept,) = [v for v in free.forward.saved if made[v.name].op == "all_gather"]  # type: ignore[union-attr]
+    head = next(node for node in reversed(free.forward.nodes) if node.op == "matmul")
+    assert kept.tensor.shape == head.inputs[1].tensor.shape[::-1]  # type: ignore[union-attr]
+    assert worst_difference(captured, strategy, chain, 5, 7, free) < 1e-12
 
 
 def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
