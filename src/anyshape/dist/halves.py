@@ -70,8 +70,8 @@ class _Cut:
         self.kept = set() if ahead else self.read_in_a_row()
 
     def read_in_a_row(self) -> set[str]:
-        """The gathered weight that the first half reads last, if the second half reads it before all others that are as
-        large: between the two hardly another one has to be there."""
+        """The gathered weight that the first half reads last, if the second half reads it before all others but small
+        ones, and these, such as that of the last norm: in between hardly another one has to be there."""
         source: dict[str, str] = {}  # gathered weights, and what is made of one alone -> the weight
         read: list[list[str]] = []  # by each half, in order
         for nodes in (self.first, self.second):
@@ -89,7 +89,7 @@ class _Cut:
             return set()
         size = {name: self.graph.facts.hint(self.makers[name].output.tensor.bytes) for name in {*first, *second}}
         between = {*second[:second.index(first[-1])]}
-        return {first[-1]} if sum(size[name] for name in between) < size[first[-1]] else set()
+        return {first[-1], *between} if sum(size[name] for name in between) < size[first[-1]] else set()
 
     def put_off(self) -> None:
         """Moves what combines over ranks for results alone behind the border, and what is made of it."""

@@ -44,14 +44,15 @@ plans ranks choose, their messages meet.
 
 A message is memory from its launch to its wait, and what a step makes that comes before its time is memory until its
 time has come. Where such steps have made at most the last number of `AHEAD` bytes that are alive, the plan needs least.
-At the fullest step of that order no more may be alive than there, by the hints, and anywhere else as much: what does
-not fit comes later, and lets others that are ready go first. So messages travel behind all steps but those around the
-fullest one. With a limit of bytes the plan has to need no more than it did at every size: the first of `AHEAD` with
-which that is proved is taken.
+At no step may more be alive than at the fullest step of that order: at the hints, and at other sizes (`SCALES`), for
+which step is the fullest depends on them. What does not fit comes later, and lets others that are ready go first. So
+messages travel behind all steps but those around the fullest one. With a limit of bytes the plan has to need no more
+than it did at every size: the first of `AHEAD` with which that is proved is taken.
 """
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import replace
 
 from anyshape.plan.ir.context import DEFAULTS, PlanContext
@@ -59,59 +60,106 @@ from anyshape.plan.ir.program import Plan, Step, is_launch, is_wait, step_writes
 from anyshape.plan.ir.renaming import merged
 from anyshape.plan.memory.inplace_reuse import in_place
 from anyshape.plan.memory.mutation_copy_elision import permuted
-from anyshape.plan.schedule.beam_search import Bytes, Problem
-from anyshape.plan.schedule.reorder import bytes_at_hints, needs_no_more, problem_of
+from anyshape.plan.schedule.beam_search import Problem
+from anyshape.plan.schedule.reorder import needs_no_more, problem_of
+from anyshape.sym.expr import Expr, symbol, symbols_of
 
 UNDER_WAY = 2  # messages at a time
 AHEAD = (1 << 62, 32 << 20, 8 << 20, 1 << 20)  # bytes that are made ahead of a wait, at most
 LOOKED = 16  # ready steps of which the first one is taken that fits
-WORTH = 1.02  # of the bytes that the plan needs where least is made ahead, by the hints, what it may need
+SCALES = (1.0, 2.0, 0.8, 0.6)  # of each hint, for the sizes at which bytes are compared; smaller calls need less
+WORTH = 1.02  # of the bytes that the plan needs where least is made ahead, what it may need
 
 
 def overlap_collectives(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with launches and waits of collectives apart; see the head of this file."""
     if not any(map(is_launch, plan.steps)):
         return plan
-    problem = _problem(plan, context)
+    problems = _problems(plan, context)
     if context.config.limited:
-        tried = (permuted(plan, _Scheduler(plan, problem, most, ahead).order())
+        tried = (permuted(plan, _Scheduler(plan, problems, most, ahead).order())
                  for most in range(UNDER_WAY, 0, -1) for ahead in AHEAD)
         return next((one for one in tried if needs_no_more(one, plan, context)), plan)
-    order = _Scheduler(plan, problem, UNDER_WAY, AHEAD[-1]).order()
-    least = permuted(plan, order)
-    curve = [problem.start(), *problem.curve(order)]
-    room = max(problem.floor, *(inside for inside, _ in curve)), max(beside for _, beside in curve)
-    found = permuted(plan, _Scheduler(plan, problem, UNDER_WAY, AHEAD[0], room).order())
-    return found if bytes_at_hints(found, context) <= WORTH * bytes_at_hints(least, context) else least
+    least = _Scheduler(plan, problems, UNDER_WAY, AHEAD[-1]).order()
+    for ahead in AHEAD[:-1]:
+        order = _Scheduler(plan, problems, UNDER_WAY, ahead, least).order()
+        if all(problem.peak(order) <= WORTH * problem.peak(least) for problem in problems):
+            return permuted(plan, order)
+    return permuted(plan, least)
 
 
-def _problem(plan: Plan, context: PlanContext) -> Problem:
-    """The steps, what has to stay before what, and what is alive, where they write in place as they do in the given
-    order."""
+def _problems(plan: Plan, context: PlanContext) -> list[Problem]:
+    """The steps, what has to stay before what, and what is alive at each of `SCALES`, where they write in place as they
+    do in the given order."""
     units = [[number] for number in range(len(plan.steps))]
     order = problem_of(plan, context.forward, units)
     united = merged(plan, in_place(plan, forward=context.forward))
-    return replace(problem_of(united, context.forward, units), before=order.before, after=order.after)
+    hint = plan.facts.hint
+    names = sorted({name for b in plan.buffers if isinstance(b.bytes, Expr) for name in symbols_of(b.bytes)})
+    found = []
+    for scale in SCALES:
+        hints = tuple((name, int(hint(symbol(name)) * scale)) for name in names)
+        one = problem_of(replace(united, facts=replace(plan.facts, hints=hints)), context.forward, units)
+        found.append(replace(one, before=order.before, after=order.after))
+    return found
+
+
+class _Room:
+    """What may come early at one size: no step of the order `base` gets to have more alive than its fullest one has.
+
+    A step that comes early leaves bytes alive until its turn in `base`, beside what the steps before that have alive.
+    """
+
+    def __init__(self, problem: Problem, base: Sequence[int]) -> None:
+        self.problem = problem
+        self.alive = problem.start()
+        curve = problem.curve(base)
+        self.inside, beside = [inside for inside, _ in curve], [beside for _, beside in curve]
+        self.most = max(problem.floor, self.alive[0], *self.inside), max(self.alive[1], *beside)
+        self.early = [0] * len(base)  # by the turn of a step that came early, the bytes that it has left alive
+
+    def has(self, number: int, turn: int, first: int, done: int) -> bool:
+        """Is there room for a step? turn: its place in `base`; first: that of the first step that is not `done`."""
+        during, left = self.problem.step(number, done, self.alive)
+        if any(bytes_ > most for bytes_, most in zip(during, self.most, strict=True)):
+            return False
+        more = left[0] - self.alive[0]
+        early = sum(self.early[turn:])
+        for place in range(turn - 1, first - 1, -1):
+            if self.inside[place] + early + more > self.most[0]:
+                return False
+            early += self.early[place]
+        return True
+
+    def take(self, number: int, turn: int, first: int, done: int) -> None:
+        """The step comes now."""
+        _, left = self.problem.step(number, done, self.alive)
+        if turn > first:
+            self.early[turn] = left[0] - self.alive[0]
+        self.alive = left
 
 
 class _Scheduler:
     """The list scheduler: what is ready, by kind of step, which messages are under way, what is alive, and what was
-    made ahead. room: the bytes that may be alive."""
+    made ahead. base: an order none of whose steps gets to have more alive than its fullest one has."""
 
-    def __init__(self, plan: Plan, problem: Problem, most: int, ahead: int, room: Bytes | None = None) -> None:
+    def __init__(self, plan: Plan, problems: Sequence[Problem], most: int, ahead: int,
+                 base: Sequence[int] = ()) -> None:
         self.plan = plan
-        self.problem = problem
+        self.problem = problems[0]
+        self.rooms = [_Room(problem, base) for problem in problems] if base else []
+        self.turns = {number: turn for turn, number in enumerate(base or range(len(plan.steps)))}
+        self.left = list(base)  # steps that are not done, in that order
         self.most = most
         self.ahead = ahead
-        self.room = room
         self.made: dict[str, int] = {}  # buffers that steps ahead of a wait have made -> bytes
         self.readers: dict[str, int] = {}  # of each buffer, the steps that are left to touch it
         for step in plan.steps:
             for name in {window.buffer for window in touched(step)}:
                 self.readers[name] = self.readers.get(name, 0) + 1
         self.bytes = {b.name: plan.facts.hint(b.bytes) for b in plan.buffers if b.is_allocated}
-        self.alive, self.finished = problem.start(), 0
-        self.missing = [one.bit_count() for one in problem.before]
+        self.finished = 0  # a bit for each step that is done
+        self.missing = [one.bit_count() for one in self.problem.before]
         self.done: list[int] = []
         self.launches: list[int] = []
         self.waits: list[int] = []  # the oldest message comes first: its wait is that of the first launch
@@ -165,11 +213,8 @@ class _Scheduler:
         insort(self.launches if is_launch(step) else self.waits if is_wait(step) else self.others, number)
 
     def has_room(self, number: int) -> bool:
-        """Is no more alive if the step comes now than may be?"""
-        if self.room is None:
-            return True
-        during, _ = self.problem.step(number, self.finished, self.alive)
-        return all(bytes_ <= most for bytes_, most in zip(during, self.room, strict=True))
+        """Does no step get to have more alive than may be if this one comes now?"""
+        return all(room.has(number, self.turns[number], self.turns[self.left[0]], self.finished) for room in self.rooms)
 
     def is_little(self, number: int) -> bool:
         """Has what was made ahead room for what the step makes? Always where no wait that is ready comes before it."""
@@ -182,7 +227,10 @@ class _Scheduler:
         """The step, which is among those that are `ready`, is the next one."""
         ready.remove(number)
         self.done.append(number)
-        _, self.alive = self.problem.step(number, self.finished, self.alive)
+        for room in self.rooms:
+            room.take(number, self.turns[number], self.turns[self.left[0]], self.finished)
+        if self.left:
+            self.left.remove(number)
         self.finished |= 1 << number
         step = self.plan.steps[number]
         if self.waits and number > self.waits[0]:
