@@ -168,7 +168,7 @@ def test_a_step_hides_a_message_where_the_plan_needs_hardly_more_for_it(words: i
 def test_only_around_the_fullest_step_a_message_is_waited_for_at_once() -> None:
     """What comes early where there is room does not add to what the fullest step has alive, also if that is later."""
     lines, steps = [], []
-    for name, rows, others in (("a", 8, 0), ("b", 8, 128), ("c", 8, 0)):  # the second one has much more alive
+    for name, rows, others in (("a", 16, 0), ("b", 16, 128), ("c", 16, 0)):  # the second one has much more alive
         at = len(steps)
         for part, home, count, first, last in (
                 ("g", "arena", 1, 0, 1), ("m", "arena", 16, 1, 2), ("s", "arena", 1, 2, 4), ("h", "arena", rows, 3, 4),
