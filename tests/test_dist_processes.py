@@ -120,9 +120,10 @@ def test_a_rank_takes_no_more_memory_than_is_predicted(mode: str, tmp_path: Path
         pytest.skip(reason)
     monkeypatch.setenv("LD_PRELOAD", str(library))
     for one in ranks(2, "heap", mode, torchrun=True):
-        assert one["messages"] > 2 and one["predicted"] > 4 << 20, one
-        # beside its plan, a step has its loss, and what gloo notes
-        assert 0.9 * one["predicted"] < one["counted"] <= one["predicted"] + (64 << 10), one
+        assert one["messages"] > 1 and one["predicted"] > 4 << 20, one
+        # beside its plan, a step has its loss, what gloo notes, and what it adds up in: two pieces of at most 1 MiB
+        beside = (64 << 10) + (2 << 20) * (mode == "ddp")
+        assert 0.9 * one["predicted"] < one["counted"] <= one["predicted"] + beside, one
 
 
 @pytest.mark.full

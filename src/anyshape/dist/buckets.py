@@ -186,7 +186,8 @@ def _with_last_reads_early(graph: Graph) -> Graph:
     its gradient are then not there at once.
     """
     # views of gathered values -> these; a tape has them, too
-    source = {v.name: v.name for v in graph.restored if isinstance(v.type, TensorType) and isinstance(v.tensor.bytes, int)}
+    source = {v.name: v.name for v in graph.restored
+              if isinstance(v.type, TensorType) and isinstance(v.tensor.bytes, int)}
     last: dict[str, Node] = {}
     for node in graph.nodes:
         if node.op == "all_gather":

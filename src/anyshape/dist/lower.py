@@ -173,7 +173,7 @@ def _ring(node: Node, mesh: Mesh, effect: int) -> Node:
 
 def raised(node: Node, outputs: tuple[Value, ...]) -> Node:
     """The collective that a launch, or ring attention, was made of; `outputs`: what its wait makes."""
-    target, ((_, *arguments), _) = node.attr("target"), node.attr("template")  # type: ignore[misc]
+    target, arguments = node.attr("target"), node.attr("template")[0][1:]  # type: ignore[index]
     words = [one[1] for one in arguments if one[0] in ("str", "bool", "float", "none") and len(one) > 1]  # type: ignore
     lists = [one[1:] for one in arguments if one[0] == "list"]  # type: ignore[index]
     numbers = [node.inputs[one[1]] if one[0] == "operand" else one[1] for one in lists[-1]]  # type: ignore

@@ -27,7 +27,7 @@ def apart_of(template: Attr) -> int:
     """How many operands of a launch or a wait are messages by themselves: the last argument of both; 0 of none."""
     if not template:
         return 0
-    (_, *arguments), _ = template  # type: ignore[misc]
-    kind, count = arguments[-1]  # type: ignore[misc]
+    arguments = template[0][1:]  # type: ignore[index]
+    kind, count = arguments[-1]  # type: ignore[misc,str-unpack,index]
     assert kind == "int", template
     return int(count)  # type: ignore[arg-type]
