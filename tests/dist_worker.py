@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import email
+import gc
 import io
 import json
 import os
@@ -31,6 +33,7 @@ from anyshape.base.errors import AnyShapeError
 from anyshape.dist.experts import ExpertMap
 from anyshape.dist.mesh import Mesh, mesh_of
 from anyshape.dist.strategies import PipelineSchedule, Strategy
+from anyshape.plan.ir.program import is_launch
 from anyshape.route.core.operators import grouped_linear
 from anyshape.route.placement import solve
 from anyshape.route.placement.problem import problem
@@ -39,6 +42,7 @@ from anyshape.runtime.collectives.expert_weights import add_replicas, moved
 from anyshape.runtime.collectives.messages import Line
 from anyshape.runtime.collectives.parts import cut
 from anyshape.runtime.collectives.ring_attention import Ring
+from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from dist_model import Llama, next_token_loss
@@ -265,6 +269,27 @@ def limited(mode: str, layers: int = 2, **more: Any) -> dict[str, Any]:
     worst = max([worst, *map(difference, weights(step, model), weights(free, plain))])
     dropped = max(len(one.policy.dropped) for limit in budgets(step) for one in limit.program.specializations.values())
     return {**found, "changed": changed, "worst": worst, "dropped": dropped, "sent": sent, "least": max(leasts)}
+
+
+def heap(mode: str) -> dict[str, Any]:
+    """The most bytes that a step takes of the heap, beside what is there between steps, and what its plans say."""
+    counter = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    for name in ("live", "peak"):
+        getattr(counter, f"heapcount_{name}").restype = ctypes.c_long
+    torch.manual_seed(0)
+    step = anyshape.train_step(model := Llama(2, 64, inner=512, vocabulary=2048), next_token_loss,
+                               torch.optim.AdamW(model.parameters()), strategy=mode, strict=True, threads=1)
+    batch = torch.randint(0, 2000, (4, 97))
+    for one in (batch[:2, :17], batch, batch):
+        step(one)
+    gc.collect()
+    shared_context().release()
+    before = counter.heapcount_live()
+    counter.heapcount_reset()
+    step(batch)
+    records = [max(program.executable.specializations.values(), key=lambda one: one.arena) for program in step.programs]
+    return {"counted": counter.heapcount_peak() - before, "predicted": max(one.arena + one.scratch for one in records),
+            "messages": sum(is_launch(one) for program in step.programs for one in program.executable.plan.steps)}
 
 
 def limited_search() -> dict[str, Any]:
@@ -553,6 +578,8 @@ def main() -> None:
            "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
+    elif mode == "heap":
+        found = heap(*options)
     elif mode == "limited":
         found = limited(options[0], **json.loads(options[1]))
     elif mode == "saved":

@@ -161,7 +161,7 @@ def test_a_message_that_was_not_launched_is_not_read() -> None:
     process_group.MESHES[str(mesh)] = process_group.ProcessMesh(mesh, 0, {"data": None})
     try:
         with pytest.raises(VerifyError, match="all_reduce along data is waited for, and is not under way"):
-            process_group.wait([torch.zeros(3)], torch.zeros(3), "all_reduce", str(mesh), "data", [])
+            process_group.wait([torch.zeros(3)], [torch.zeros(3)], "all_reduce", str(mesh), "data", [], 0)
     finally:
         del process_group.MESHES[str(mesh)]
 

@@ -27,9 +27,10 @@ from anyshape.ir.types import SizeType
 from anyshape.ir.verify import verify as verify_graph
 from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.parse import parse
-from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, is_launch, is_wait
+from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, is_launch, is_wait, touched
 from anyshape.plan.memory.mutation_copy_elision import without
 from anyshape.plan.schedule.overlap import overlap_collectives
+from anyshape.plan.schedule.reorder import bytes_at_hints
 from anyshape.plan.verify import verify
 from anyshape.runtime.call.extern_table import held_bytes
 from anyshape.sym.expr import evaluate
@@ -128,16 +129,19 @@ def test_under_a_limit_plans_need_no_more_memory() -> None:
     assert [is_wait(step) for step in limited.steps] != [is_wait(step) for step in plan.steps]
 
 
-def ahead(words: int) -> Plan:
-    """A message, what is made of it, and behind that a step that could hide it and makes `words` numbers a row."""
+def ahead(words: int, later: int = 1) -> Plan:
+    """A message, what is made of it, and behind that a step that could hide it and makes `words` numbers a row; then
+    one that makes `later` numbers a row."""
     return parse(f"""plan step  arena 0
   where 1 <= n, n near 1048576
-  in      x: f32[n]  4*n bytes  steps 0-3
+  in      x: f32[n]  4*n bytes  steps 0-5
   buffer  g: f32[n]  4*n bytes  steps 0-1  arena
   buffer  m: f32[16, n]  64*n bytes  steps 1-2  arena
   buffer  s: f32[n]  4*n bytes  steps 2-4  arena
   buffer  h: f32[{words}, n]  {4 * words}*n bytes  steps 3-4  arena
-  buffer  y: f32[n]  4*n bytes  steps 4-5  output 0
+  buffer  y: f32[n]  4*n bytes  steps 4-7  output 0
+  buffer  z: f32[{later}, n]  {4 * later}*n bytes  steps 5-6  arena
+  buffer  v: f32[n]  4*n bytes  steps 6-7  output 1
   0  kernel k0(x, &g; n)
   1  call {START}(g) -> m
        {{template=[], effect=1}}
@@ -145,18 +149,49 @@ def ahead(words: int) -> Plan:
        {{template=[], effect=2}}
   3  kernel k2(x, &h; n)
   4  kernel k3(s, h, &y; n)
-  out     y
+  5  kernel k4(x, &z; n)
+  6  kernel k5(z, &v; n)
+  out     y, v
 """)
 
 
-@pytest.mark.parametrize(("words", "hides"), [(0, True), (8, False), (64, False)])
-def test_a_step_hides_a_message_where_the_plan_needs_hardly_more_for_it(words: int, hides: bool) -> None:
-    plan = ahead(words)
+@pytest.mark.parametrize(("words", "later", "hides"), [(0, 1, True), (8, 1, False), (64, 1, False), (64, 128, True)])
+def test_a_step_hides_a_message_where_the_plan_needs_hardly_more_for_it(words: int, later: int, hides: bool) -> None:
+    plan = ahead(words, later)  # which is no fuller for it where a later step makes more
     verify(plan)
     moved = overlap_collectives(plan)
     verify(moved)
     waits = [is_wait(step) for step in moved.steps]
     assert waits.index(True) == (3 if hides else 2)
+
+
+def test_only_around_the_fullest_step_a_message_is_waited_for_at_once() -> None:
+    """What comes early where there is room does not add to what the fullest step has alive, also if that is later."""
+    lines, steps = [], []
+    for name, rows, others in (("a", 16, 0), ("b", 16, 128), ("c", 16, 0)):  # the second one has much more alive
+        at = len(steps)
+        for part, home, count, first, last in (
+                ("g", "arena", 1, 0, 1), ("m", "arena", 16, 1, 2), ("s", "arena", 1, 2, 4), ("h", "arena", rows, 3, 4),
+                ("z", "arena", others, 3, 4), ("y", f"output {'abc'.index(name)}", 1, 4, 15 - at)):
+            if count:
+                lines.append(f"  buffer  {part}{name}: f32[{count}, n]  {4 * count}*n bytes  "
+                             f"steps {at + first}-{at + last}  {home}")
+        full = f", &z{name}" * bool(others), f", z{name}" * bool(others)
+        steps += [f"kernel k0(x, &g{name}; n)",
+                  f"call {START}(g{name}) -> m{name}\n       {{template=[], effect={2 * at + 1}}}",
+                  f"call {WAIT}(m{name}) -> s{name}\n       {{template=[], effect={2 * at + 2}}}",
+                  f"kernel h{name}(x, &h{name}{full[0]}; n)", f"kernel k3(s{name}, h{name}{full[1]}, &y{name}; n)"]
+    plan = parse("\n".join(["plan step  arena 0", "  where 1 <= n, n near 1048576",
+                            "  in      x: f32[n]  4*n bytes  steps 0-13", *lines,
+                            *(f"  {k}  {step}" for k, step in enumerate(steps)), "  out     ya, yb, yc"]) + "\n")
+    verify(plan)
+    moved = overlap_collectives(plan)
+    verify(moved)
+    order = [step.regimes[0].kernel if isinstance(step, KernelStep) else touched(step)[0].buffer
+             for step in moved.steps if not is_launch(step)]
+    assert order.index("ha") < order.index("ma") and order.index("hc") < order.index("mc"), order
+    assert order.index("mb") < order.index("hb"), order
+    assert bytes_at_hints(moved, PlanContext()) <= bytes_at_hints(plan, PlanContext())
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from anyshape.base.errors import VerifyError
 from anyshape.dist.buckets import bucketed
 from anyshape.dist.halves import Halves, gathered_first, halves_of
+from anyshape.dist.lower import lowered
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.placement import Shard
 from anyshape.dist.ragged import Needs, needs_of
@@ -24,7 +26,9 @@ from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.collective import COLLECTIVES
+from anyshape.runtime.collectives.simulate import simulate
 from anyshape.sym.expr import symbol
+from anyshape.torch_compat.tracing import einsum_path
 from dist_model import Captured, Llama, capture, worst_difference
 
 SHAPES = ((6, 12), (4, 9), (3, 31), (5, 5), (1, 8))  # the last one leaves ranks without rows
@@ -52,8 +56,8 @@ def check(captured: Captured, given: Any, world: int) -> Counter[str]:
     return counts(chain[-1].graph)
 
 
-def in_halves(captured: Captured, graph: Graph) -> Halves:
-    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data, True)
+def in_halves(captured: Captured, graph: Graph, limited: bool = True) -> Halves:
+    found = halves_of(gathered_first(graph, captured.roles.data), captured.first, captured.roles.data, limited)
     for one in (found.forward, found.backward):
         verify(one)
     assert found.forward.saved and not found.forward.writes and found.backward.writes == graph.writes
@@ -88,6 +92,20 @@ def test_nothing_is_gathered_for_the_tape() -> None:
         made = halves.forward.producers()
         assert not any(made[v.name].op == "all_gather" for v in halves.forward.saved)  # type: ignore[union-attr]
         assert not weights & {v.name for v in halves.forward.saved}  # type: ignore[union-attr]
+
+
+def test_the_weight_of_the_head_is_gathered_once() -> None:
+    captured, strategy = llama(), strategy_of("fsdp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    limited, free = (in_halves(captured, chain[-1].graph, one) for one in (True, False))
+    # and that of the norm before it, which the backward reads first
+    assert counts(limited.backward)["all_gather"] - 2 == counts(free.backward)["all_gather"]
+    made = free.forward.producers()
+    norm, kept = [v for v in free.forward.saved if made[v.name].op == "all_gather"]  # type: ignore[union-attr]
+    assert norm.tensor.rank == 1
+    head = next(node for node in reversed(free.forward.nodes) if node.op == "matmul")
+    assert kept.tensor.shape == head.inputs[1].tensor.shape[::-1]  # type: ignore[union-attr]
+    assert worst_difference(captured, strategy, chain, 5, 7, free) < 1e-12
 
 
 def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
@@ -244,3 +262,56 @@ def test_halves_are_the_same_at_any_length() -> None:
 
     assert text(5, step_halves) != text(70, step_halves)
     assert text(1, halves_for_all) == text(5, halves_for_all) == text(70, halves_for_all)
+
+
+class Contracted(torch.nn.Module):
+    """Three operands: with few tokens the first two are one product first, with many the last two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Parameter(torch.ones(16, 16) / 16) for _ in range(2))
+        self.rows = torch.nn.Parameter(torch.ones(50, 16))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bnd,de,ef->bnf", self.rows[tokens], self.first, self.second).square().sum()
+
+
+def test_an_einsum_is_contracted_in_one_order_at_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank traces its own batch, and the order of its products is to be that of all."""
+    pytest.importorskip("opt_einsum")
+
+    def text(length: int) -> str:
+        found = capture(Contracted(), lambda model, tokens: model(tokens), (torch.randint(0, 50, (2, length)),))
+        return show(found.graph.replace(facts=type(found.graph.facts)()))
+
+    assert text(2) != text(70)
+    monkeypatch.setattr(einsum_path, "has_peers", lambda: True)
+    assert text(2) == text(70)
+
+
+@pytest.mark.parametrize("given", ["ddp", "fsdp", "ulysses", "ring"])
+def test_lowered_graphs_give_what_one_rank_gives(given: str) -> None:
+    """What ranks run, launches and waits of messages in buckets, gives what the step gives on one rank."""
+    captured, strategy = llama(layers=1), strategy_of(given, 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    low = lowered(bucketed(chain[-1].graph), strategy.mesh)
+    assert {node.op for node in low.nodes}.isdisjoint(COLLECTIVES)
+    assert worst_difference(captured, strategy, chain, 5, 7, low) < 1e-12
+
+
+def test_a_graph_that_waits_twice_or_too_early_is_found_by_the_interpreter() -> None:
+    mesh = mesh_of(data=2)
+    b = Builder("sums")
+    x = b.input("x", TensorType("f64", (4,)))
+    (total,) = (b.op("all_reduce", x, axis="data", combine="add", name="total"),)
+    low = lowered(b.finish((total,)), mesh)
+    start, wait = low.nodes
+    ones = [[torch.ones(4).double()], [torch.ones(4).double()]]
+    assert [out.tolist() for (out,), _ in simulate(mesh, low, ones)] == [[2.0] * 4] * 2
+    early = low.replace(outputs=start.outputs, nodes=(start,))
+    with pytest.raises(KeyError):  # nothing waits
+        simulate(mesh, early, ones)
+    with pytest.raises(VerifyError, match="is waited for, and is not under way"):
+        simulate(mesh, low.replace(nodes=(start, wait, wait)), ones)
+    unread = low.replace(outputs=(start.outputs[0], *low.outputs))
+    assert all(found[0].isnan().all() for found, _ in simulate(mesh, unread, ones))

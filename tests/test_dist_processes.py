@@ -22,6 +22,7 @@ from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import mesh_of
 from anyshape.dist.strategies import strategy_of
 from anyshape.frontend.checkpoint.folder import checkpoints
+from anyshape_bench.measure.memory_counter import build_counter
 from dist_model import Llama, next_token_loss
 
 WORKER = Path(__file__).parent / "dist_worker.py"
@@ -109,6 +110,21 @@ def keeps_to_a_limit(found: list[dict[str, Any]], alike: bool = False) -> None:
 @pytest.mark.parametrize("mode", ["ddp", "zero1", "fsdp", "tp"])
 def test_all_ranks_keep_to_the_limit_of_each(mode: str, more: dict[str, Any]) -> None:
     keeps_to_a_limit(ranks(2, "limited", mode, json.dumps(more)), alike=mode == "tp")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_rank_takes_no_more_memory_than_is_predicted(mode: str, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    library, reason = build_counter(tmp_path)
+    if library is None:
+        pytest.skip(reason)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    for one in ranks(2, "heap", mode, torchrun=True):
+        assert one["messages"] > 1 and one["predicted"] > 4 << 20, one
+        # beside its plan, a step has its loss, what gloo notes, and what it adds up in: two pieces of at most 1 MiB
+        beside = (64 << 10) + (2 << 20) * (mode == "ddp")
+        assert 0.9 * one["predicted"] < one["counted"] <= one["predicted"] + beside, one
 
 
 @pytest.mark.full

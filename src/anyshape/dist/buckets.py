@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Graph, Node, Value, has_effect
 from anyshape.ir.op import row
+from anyshape.ir.types import TensorType
 from anyshape.ops.collective import COLLECTIVES
 from anyshape.sym.expr import Size
 
@@ -184,7 +185,9 @@ def _with_last_reads_early(graph: Graph) -> Graph:
     Of a linear layer in the backward these two are the gradients of its weight and of its operand: the whole weight and
     its gradient are then not there at once.
     """
-    source: dict[str, str] = {}  # views of gathered values -> these
+    # views of gathered values -> these; a tape has them, too
+    source = {v.name: v.name for v in graph.restored
+              if isinstance(v.type, TensorType) and isinstance(v.tensor.bytes, int)}
     last: dict[str, Node] = {}
     for node in graph.nodes:
         if node.op == "all_gather":

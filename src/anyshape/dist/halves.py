@@ -6,7 +6,8 @@
 
 So a rank's step goes the road of one process's: the two share memory, and what is saved may be computed again or moved
 out under a limit in bytes. What is made of weights alone by gathers, views and casts is not saved: it is gathered
-again, and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). Results that nothing
+again, and lives only while a layer runs (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1). The weight that the
+forward reads last and the backward first, that of a language model's head, is kept in between. Results that nothing
 of the forward waits for but that are combined over ranks come in the second half, where they travel with the gradients.
 All writes are done there.
 """
@@ -46,7 +47,8 @@ def halves_of(graph: Graph, first: Collection[str], data: Collection[str], limit
     Args:
         first: names of values of the forward; the backward begins behind the last one of them.
         data: names of the inputs that are a batch.
-        limited: values of the forward may be made again, so weights that they are made of are gathered before them.
+        limited: values of the forward may be made again, so weights that they are made of are gathered before them, and
+            none is kept.
     """
     made = [place for place, node in enumerate(graph.nodes) if any(v.name in first for v in node.outputs)]
     border = max(made, default=-1) + 1
@@ -65,6 +67,29 @@ class _Cut:
         for node in self.first:
             if (row(node).kind == "view" or node.op in AGAIN) and all(v.name in self.light for v in node.values()):
                 self.light.update(v.name for v in node.outputs)
+        self.kept = set() if ahead else self.read_in_a_row()
+
+    def read_in_a_row(self) -> set[str]:
+        """The gathered weight that the first half reads last, if the second half reads it before all others but small
+        ones, and these, such as that of the last norm: in between hardly another one has to be there."""
+        source: dict[str, str] = {}  # gathered weights, and what is made of one alone -> the weight
+        read: list[list[str]] = []  # by each half, in order
+        for nodes in (self.first, self.second):
+            read.append([])
+            for node in nodes:
+                found = [source[v.name] for v in node.values() if v.name in source]
+                if node.op == "all_gather" and node.output.name in self.light:
+                    source[node.output.name] = node.output.name
+                elif found and (row(node).kind == "view" or node.op in AGAIN):
+                    source |= {v.name: found[0] for v in node.outputs}
+                else:
+                    read[-1] += found
+        first, second = read
+        if not first or first[-1] not in second:
+            return set()
+        size = {name: self.graph.facts.hint(self.makers[name].output.tensor.bytes) for name in {*first, *second}}
+        between = {*second[:second.index(first[-1])]}
+        return {first[-1], *between} if sum(size[name] for name in between) < size[first[-1]] else set()
 
     def put_off(self) -> None:
         """Moves what combines over ranks for results alone behind the border, and what is made of it."""
@@ -104,7 +129,7 @@ class _Cut:
 
         def chain(value: Value) -> Iterator[Node]:
             node = self.makers.get(value.name)
-            if node is not None and value.name in self.light and value.name not in done:
+            if node is not None and value.name in self.light and value.name not in done | self.kept:
                 for operand in node.values():
                     yield from chain(operand)
                 done.update(v.name for v in node.outputs)

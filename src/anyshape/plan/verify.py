@@ -15,6 +15,7 @@ from anyshape.plan.ir.program import (
     LibraryStep,
     MemoryStep,
     Plan,
+    Step,
     Window,
     is_launch,
     is_wait,
@@ -89,20 +90,30 @@ def _check_order(plan: Plan) -> None:
 
 
 def _check_messages(plan: Plan) -> None:
-    """Each collective that is launched is waited for once, and until then nothing touches its message."""
+    """Each collective that is launched is waited for once, and until then nothing touches its messages; nor behind the
+    wait, but what the wait has written there."""
     for number, step in enumerate(plan.steps):
-        if is_wait(step) and not any(is_launch(other) and step_writes(other)[:1] == touched(step)[:1]
+        if is_wait(step) and not any(is_launch(other) and _written(other) == _read(step)
                                      for other in plan.steps[:number]):
             _fail(plan, f"step {number} waits for a collective that no step before it launches")
         if is_launch(step):
-            name = "".join(window.buffer for window in step_writes(step)[:1])
-            users = [(place, other) for place, other in enumerate(plan.steps)
-                     if place != number and any(window.buffer == name for window in touched(other))]
-            if sum(is_wait(other) for _, other in users) != 1:
+            names = set(_written(step))
+            waits = [place for place, other in enumerate(plan.steps) if is_wait(other) and names & set(_read(other))]
+            if len(waits) != 1:
                 _fail(plan, f"step {number} launches a collective, and it is not waited for once")
-            wrong = next((place for place, other in users if not is_wait(other)), None)
-            if wrong is not None:
-                _fail(plan, f"step {wrong} touches {name}, which is under way")
+            for place, other in enumerate(plan.steps):
+                own = names - set(_written(plan.steps[waits[0]])) if place > waits[0] else names
+                wrong = own & {window.buffer for window in touched(other)}
+                if wrong and place not in (number, waits[0]):
+                    _fail(plan, f"step {place} touches {min(wrong)}, which is under way")
+
+
+def _written(step: Step) -> list[str]:
+    return [window.buffer for window in step_writes(step)]
+
+
+def _read(step: Step) -> list[str]:
+    return [one.buffer for one in step.inputs if isinstance(one, Window)] if isinstance(step, ExternStep) else []
 
 
 def _check_lives(plan: Plan) -> None:

@@ -336,12 +336,12 @@ def step_writes(step: object) -> list[Window]:
 
 
 def is_launch(step: Step) -> bool:
-    """Does the step launch an asynchronous collective? Its result is the message."""
+    """Does the step launch an asynchronous collective? Its results are the messages."""
     return isinstance(step, ExternStep) and step.target == START
 
 
 def is_wait(step: Step) -> bool:
-    """Does the step wait for an asynchronous collective, whose message is its first operand?"""
+    """Does the step wait for an asynchronous collective, whose messages are its first operands?"""
     return isinstance(step, ExternStep) and step.target == WAIT
 
 

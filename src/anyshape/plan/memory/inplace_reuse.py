@@ -1,5 +1,6 @@
 """In-place reuse: lets what a step makes take the place of an input that dies there: of a kernel, of a product with an
-addend, or of attention, whose rows of queries are read before the same rows of the result are written.
+addend, of attention, whose rows of queries are read before the same rows of the result are written, or of a wait for a
+message that lies as its result does.
 
     0 k0(a) -> b   (a's last use)      -->      buffers a and b become one: b's bytes are never taken
 
@@ -7,9 +8,21 @@ The input may also be a tensor that PyTorch made, such as the result of a convol
 """
 from __future__ import annotations
 
+from anyshape.ir.asynchronous import apart_of
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.liveness import tape_entry
-from anyshape.plan.ir.program import ExternStep, KernelStep, LibraryStep, Plan, Step, TiledGemmStep, Window, touched
+from anyshape.plan.ir.program import (
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    Plan,
+    Step,
+    TiledGemmStep,
+    Window,
+    is_wait,
+    step_writes,
+    touched,
+)
 from anyshape.plan.ir.renaming import dtypes_of, united
 from anyshape.sym.expr import Size
 
@@ -41,7 +54,9 @@ def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> 
             names[output.name] = source.name
             taken |= {source_window.buffer, output_window.buffer}
             buffers[source.name] = united(source, [source, output])
-    return _ended(names, {b.name for b in plan.buffers if b.is_output})
+    # what is waited for is known by its own name, which is the one in the graph
+    come = {window.buffer for step in plan.steps if is_wait(step) for window in step_writes(step)}
+    return _ended(names, come, {b.name for b in plan.buffers if b.is_output})
 
 
 def pairs(step: Step) -> list[tuple[Window, Window]]:
@@ -71,13 +86,19 @@ def possible(step: Step) -> list[tuple[Window, Window]]:
         batch, heads, rows, depth = query.type.layout()
         same = query.type.count == result.type.count and (batch, rows, heads, depth) == result.type.layout()
         return [(query, result)] if same else []
+    if is_wait(step):
+        assert isinstance(step, ExternStep)
+        count = apart_of(step.template)
+        return list(zip(step.inputs[:count], step.outputs[:count], strict=True))  # type: ignore[arg-type]
     return []
 
 
-def _ended(names: dict[str, str], results: set[str]) -> dict[str, str]:
-    """The same groups; one that ends in a result is known by the result's name."""
-    ends = {first: name for name, first in names.items() if name in results}
-    turned = {name: ends.get(first, first) for name, first in names.items() if name not in results}
+def _ended(names: dict[str, str], *known: set[str]) -> dict[str, str]:
+    """The same groups; one that has a member of `known` is known by its name, of several sets by the last one's."""
+    ends: dict[str, str] = {}
+    for those in known:
+        ends |= {first: name for name, first in names.items() if name in those}
+    turned = {name: ends.get(first, first) for name, first in names.items() if name not in ends.values()}
     return turned | ends
 
 

@@ -43,45 +43,113 @@ updates of those before, and gathered weights come while the layer before them r
 plans ranks choose, their messages meet.
 
 A message is memory from its launch to its wait, and what a step makes that comes before its time is memory until its
-time has come. So steps that the given order has behind a wait which is still to come may have made only so many bytes
-that are alive (`AHEAD`): the first of these numbers is taken with which the plan needs hardly more, by the hints, than
-with the last. With a limit of bytes, steps move only where, at every size, the plan needs no more than it did.
+time has come. Where such steps have made at most the last number of `AHEAD` bytes that are alive, the plan needs least.
+At no step may more be alive than at the fullest step of that order: at the hints, and at other sizes (`SCALES`), for
+which step is the fullest depends on them. What does not fit comes later, and lets others that are ready go first. So
+messages travel behind all steps but those around the fullest one. With a limit of bytes the plan has to need no more
+than it did at every size: the first of `AHEAD` with which that is proved is taken.
 """
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import replace
 
 from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import Plan, Step, is_launch, is_wait, step_writes, touched
+from anyshape.plan.ir.renaming import merged
+from anyshape.plan.memory.inplace_reuse import in_place
 from anyshape.plan.memory.mutation_copy_elision import permuted
-from anyshape.plan.schedule.reorder import bytes_at_hints, dependencies, needs_no_more
+from anyshape.plan.schedule.beam_search import Problem
+from anyshape.plan.schedule.reorder import needs_no_more, problem_of
+from anyshape.sym.expr import Expr, symbol, symbols_of
 
 UNDER_WAY = 2  # messages at a time
 AHEAD = (1 << 62, 32 << 20, 8 << 20, 1 << 20)  # bytes that are made ahead of a wait, at most
-WORTH = 1.02  # of the bytes of the plan that needs least, what another may need
+LOOKED = 16  # ready steps of which the first one is taken that fits
+SCALES = (1.0, 2.0, 0.8, 0.6)  # of each hint, for the sizes at which bytes are compared; smaller calls need less
+WORTH = 1.02  # of the bytes that the plan needs where least is made ahead, what it may need
 
 
 def overlap_collectives(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with launches and waits of collectives apart; see the head of this file."""
     if not any(map(is_launch, plan.steps)):
         return plan
-    for most in range(UNDER_WAY, 0, -1):
-        tried = [permuted(plan, _Scheduler(plan, most, ahead).order()) for ahead in AHEAD]
-        if context.config.limited:
-            found = next((one for one in tried if needs_no_more(one, plan, context)), None)
-            if found is not None:
-                return found
-        else:
-            peaks = [bytes_at_hints(one, context) for one in tried]
-            return next(one for one, peak in zip(tried, peaks, strict=True) if peak <= WORTH * min(peaks))
-    return plan
+    problems = _problems(plan, context)
+    if context.config.limited:
+        tried = (permuted(plan, _Scheduler(plan, problems, most, ahead).order())
+                 for most in range(UNDER_WAY, 0, -1) for ahead in AHEAD)
+        return next((one for one in tried if needs_no_more(one, plan, context)), plan)
+    least = _Scheduler(plan, problems, UNDER_WAY, AHEAD[-1]).order()
+    for ahead in AHEAD[:-1]:
+        order = _Scheduler(plan, problems, UNDER_WAY, ahead, least).order()
+        if all(problem.peak(order) <= WORTH * problem.peak(least) for problem in problems):
+            return permuted(plan, order)
+    return permuted(plan, least)
+
+
+def _problems(plan: Plan, context: PlanContext) -> list[Problem]:
+    """The steps, what has to stay before what, and what is alive at each of `SCALES`, where they write in place as they
+    do in the given order."""
+    units = [[number] for number in range(len(plan.steps))]
+    order = problem_of(plan, context.forward, units)
+    united = merged(plan, in_place(plan, forward=context.forward))
+    hint = plan.facts.hint
+    names = sorted({name for b in plan.buffers if isinstance(b.bytes, Expr) for name in symbols_of(b.bytes)})
+    found = []
+    for scale in SCALES:
+        hints = tuple((name, int(hint(symbol(name)) * scale)) for name in names)
+        one = problem_of(replace(united, facts=replace(plan.facts, hints=hints)), context.forward, units)
+        found.append(replace(one, before=order.before, after=order.after))
+    return found
+
+
+class _Room:
+    """What may come early at one size: no step of the order `base` gets to have more alive than its fullest one has.
+
+    A step that comes early leaves bytes alive until its turn in `base`, beside what the steps before that have alive.
+    """
+
+    def __init__(self, problem: Problem, base: Sequence[int]) -> None:
+        self.problem = problem
+        self.alive = problem.start()
+        curve = problem.curve(base)
+        self.inside, beside = [inside for inside, _ in curve], [beside for _, beside in curve]
+        self.most = max(problem.floor, self.alive[0], *self.inside), max(self.alive[1], *beside)
+        self.early = [0] * len(base)  # by the turn of a step that came early, the bytes that it has left alive
+
+    def has(self, number: int, turn: int, first: int, done: int) -> bool:
+        """Is there room for a step? turn: its place in `base`; first: that of the first step that is not `done`."""
+        during, left = self.problem.step(number, done, self.alive)
+        if any(bytes_ > most for bytes_, most in zip(during, self.most, strict=True)):
+            return False
+        more = left[0] - self.alive[0]
+        early = sum(self.early[turn:])
+        for place in range(turn - 1, first - 1, -1):
+            if self.inside[place] + early + more > self.most[0]:
+                return False
+            early += self.early[place]
+        return True
+
+    def take(self, number: int, turn: int, first: int, done: int) -> None:
+        """The step comes now."""
+        _, left = self.problem.step(number, done, self.alive)
+        if turn > first:
+            self.early[turn] = left[0] - self.alive[0]
+        self.alive = left
 
 
 class _Scheduler:
-    """The list scheduler: what is ready, by kind of step, which messages are under way, and what was made ahead."""
+    """The list scheduler: what is ready, by kind of step, which messages are under way, what is alive, and what was
+    made ahead. base: an order none of whose steps gets to have more alive than its fullest one has."""
 
-    def __init__(self, plan: Plan, most: int, ahead: int) -> None:
+    def __init__(self, plan: Plan, problems: Sequence[Problem], most: int, ahead: int,
+                 base: Sequence[int] = ()) -> None:
         self.plan = plan
+        self.problem = problems[0]
+        self.rooms = [_Room(problem, base) for problem in problems] if base else []
+        self.turns = {number: turn for turn, number in enumerate(base or range(len(plan.steps)))}
+        self.left = list(base)  # steps that are not done, in that order
         self.most = most
         self.ahead = ahead
         self.made: dict[str, int] = {}  # buffers that steps ahead of a wait have made -> bytes
@@ -90,12 +158,8 @@ class _Scheduler:
             for name in {window.buffer for window in touched(step)}:
                 self.readers[name] = self.readers.get(name, 0) + 1
         self.bytes = {b.name: plan.facts.hint(b.bytes) for b in plan.buffers if b.is_allocated}
-        before = dependencies(plan)
-        self.missing = list(map(len, before))
-        self.after: list[list[int]] = [[] for _ in before]
-        for later, others in enumerate(before):
-            for other in others:
-                self.after[other].append(later)
+        self.finished = 0  # a bit for each step that is done
+        self.missing = [one.bit_count() for one in self.problem.before]
         self.done: list[int] = []
         self.launches: list[int] = []
         self.waits: list[int] = []  # the oldest message comes first: its wait is that of the first launch
@@ -108,33 +172,66 @@ class _Scheduler:
     def order(self) -> list[int]:
         """All steps."""
         while self.launches or self.others or self.waits:
-            is_next = bool(self.launches) and not (self.others and self.others[0] < self.launches[0])
-            if self.launches and self.under_way < self.most:
+            launch, other = self.launch(), self.other()
+            if launch is not None:
                 self.under_way += 1
-                self.do(heappop(self.launches))
-            elif self.others and not is_next and self.fits(self.others[0]):
-                self.do(heappop(self.others))
-            else:
+                self.do(self.launches, launch)
+            elif other is not None:
+                self.do(self.others, other)
+            elif self.waits:
                 self.under_way -= 1
-                self.do(heappop(self.waits))
+                self.do(self.waits, self.waits[0])
+            else:  # nothing fits
+                self.do(self.others or self.launches, (self.others or self.launches)[0])
         assert len(self.done) == len(self.plan.steps)
         return self.done
+
+    def launch(self) -> int | None:
+        """The launch that comes now, if one does."""
+        if not self.launches or self.under_way >= self.most:
+            return None
+        first = self.launches[0]
+        rest = [ready[0] for ready in (self.others, self.waits) if ready]
+        return first if self.is_next(first, rest) or self.has_room(first) else None
+
+    def other(self) -> int | None:
+        """The step that is neither launch nor wait that comes now, if one does. A launch that is next waits for room
+        among the messages, not behind steps."""
+        if not self.others or (self.launches and self.launches[0] < self.others[0] and self.under_way >= self.most):
+            return None
+        rest = [ready[0] for ready in (self.launches, self.waits) if ready]
+        return next((number for number in sorted(self.others)[:LOOKED]
+                     if self.is_next(number, rest) or (self.has_room(number) and self.is_little(number))), None)
+
+    def is_next(self, number: int, others: list[int]) -> bool:
+        """Does the given order have the step before all others that are ready?"""
+        return all(number < one for one in others)
 
     def ready(self, number: int) -> None:
         """All that the step needs is done."""
         step = self.plan.steps[number]
-        heappush(self.launches if is_launch(step) else self.waits if is_wait(step) else self.others, number)
+        insort(self.launches if is_launch(step) else self.waits if is_wait(step) else self.others, number)
 
-    def fits(self, number: int) -> bool:
-        """May the step come now? Always where no wait that is ready would come before it."""
+    def has_room(self, number: int) -> bool:
+        """Does no step get to have more alive than may be if this one comes now?"""
+        return all(room.has(number, self.turns[number], self.turns[self.left[0]], self.finished) for room in self.rooms)
+
+    def is_little(self, number: int) -> bool:
+        """Has what was made ahead room for what the step makes? Always where no wait that is ready comes before it."""
         if not self.waits or number < self.waits[0]:
             return True
         more = sum(self.bytes.get(name, 0) for name in _makes(self.plan.steps[number]) - self.made.keys())
         return more == 0 or sum(self.made.values()) + more <= self.ahead
 
-    def do(self, number: int) -> None:
-        """The step is the next one."""
+    def do(self, ready: list[int], number: int) -> None:
+        """The step, which is among those that are `ready`, is the next one."""
+        ready.remove(number)
         self.done.append(number)
+        for room in self.rooms:
+            room.take(number, self.turns[number], self.turns[self.left[0]], self.finished)
+        if self.left:
+            self.left.remove(number)
+        self.finished |= 1 << number
         step = self.plan.steps[number]
         if self.waits and number > self.waits[0]:
             self.made |= {name: self.bytes[name] for name in _makes(step) if name in self.bytes}
@@ -142,7 +239,7 @@ class _Scheduler:
             self.readers[name] -= 1
             if not self.readers[name]:
                 self.made.pop(name, None)
-        for other in self.after[number]:
+        for other in self.problem.after[number]:
             self.missing[other] -= 1
             if not self.missing[other]:
                 self.ready(other)

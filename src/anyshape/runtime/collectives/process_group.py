@@ -1,7 +1,7 @@
 """Collectives by torch.distributed: the rows of ops/collective.py on process groups, gloo or NCCL, asynchronously.
 
-    start(m, [g1, g2])     all_reduce of m = [g1 | g2] is under way
-    wait([a1, a2], m)      it has come
+    start([m], [g1, g2])     all_reduce of m = [g1 | g2] is under way
+    wait([a1, a2], [m])      it has come
 
 These are the operators that programs call (ir/asynchronous.py); what travels is in runtime/collectives/messages.py.
 """
@@ -97,38 +97,50 @@ def _next_line(mesh: ProcessMesh, axis: str) -> Line:
     return line_of(mesh, axis)
 
 
-@torch.library.custom_op("anyshape_collective::start", mutates_args=("message",))
-def start(message: Tensor, pieces: Sequence[Tensor], combine: str, op: str, mesh: str, axis: str,
-          numbers: Sequence[int]) -> None:
+@torch.library.custom_op("anyshape_collective::start", mutates_args=("messages",))
+def start(messages: Sequence[Tensor], pieces: Sequence[Tensor], combine: str, op: str, mesh: str, axis: str,
+          numbers: Sequence[int], apart: int) -> None:
     """Launches a collective of a program; see ops/collective.py.
 
     Args:
-        message: what travels, of one dim; it is there after `wait`.
+        messages: what travels, each of one dim; it is there after `wait`.
         numbers: five for each operand, and for `into`.
+        apart: so many operands are messages by themselves, the first ones; all others are one.
     """
-    counters.count("collectives")
-    work = begin(_next_line(MESHES[mesh], axis), op, message, pieces, combine, _entries(numbers))
-    if work is not None:
-        UNDER_WAY[message.data_ptr()] = UnderWay(work, threading.get_ident())
+    for message, own, entries in _messages(messages, pieces, _entries(numbers), apart):
+        counters.count("collectives")
+        work = begin(_next_line(MESHES[mesh], axis), op, message, own, combine, entries)
+        if work is not None:
+            UNDER_WAY[message.data_ptr()] = UnderWay(work, threading.get_ident())
 
 
 @torch.library.custom_op("anyshape_collective::wait", mutates_args=("results",))
-def wait(results: Sequence[Tensor], message: Tensor, op: str, mesh: str, axis: str, numbers: Sequence[int]) -> None:
-    """Waits for a message, and writes what this rank gets of it, for each operand.
+def wait(results: Sequence[Tensor], messages: Sequence[Tensor], op: str, mesh: str, axis: str, numbers: Sequence[int],
+         apart: int) -> None:
+    """Waits for messages, and writes what this rank gets of them, for each operand that has not the message's memory.
 
     Raises:
-        VerifyError: it was not launched, or was waited for before.
+        VerifyError: they were not launched, or were waited for before.
     """
     line = line_of(MESHES[mesh], axis)
-    if line.ranks > 1 and message.numel():
-        found = UNDER_WAY.pop(message.data_ptr(), None)
-        if found is None:
-            raise VerifyError(f"{op} along {axis} is waited for, and is not under way",
-                              do="this is a bug of AnyShape: please report it")
-        begun = time.perf_counter()
-        found.work.wait()
-        counters.count("collective_wait_seconds", time.perf_counter() - begun)
-    finish(line, op, message, results, _entries(numbers))
+    for message, own, entries in _messages(messages, results, _entries(numbers), apart):
+        if line.ranks > 1 and message.numel():
+            found = UNDER_WAY.pop(message.data_ptr(), None)
+            if found is None:
+                raise VerifyError(f"{op} along {axis} is waited for, and is not under way",
+                                  do="this is a bug of AnyShape: please report it")
+            begun = time.perf_counter()
+            found.work.wait()
+            counters.count("collective_wait_seconds", time.perf_counter() - begun)
+        if own[0].data_ptr() != message.data_ptr():
+            finish(line, op, message, own, entries)
+
+
+def _messages(messages: Sequence[Tensor], tensors: Sequence[Tensor], entries: Sequence[Numbers], apart: int
+              ) -> list[tuple[Tensor, Sequence[Tensor], Sequence[Numbers]]]:
+    """Each message with its operands or results, and how they are dealt out."""
+    found = [(messages[place], tensors[place:place + 1], entries[place:place + 1]) for place in range(apart)]
+    return [*found, *((message, tensors[apart:], entries[apart:]) for message in messages[apart:])]
 
 
 def abandon() -> None:

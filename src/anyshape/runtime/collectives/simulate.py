@@ -1,6 +1,8 @@
 """Simulation of all ranks of a mesh in one process: the reference interpreter, one state a rank, equation by equation.
 
-It is the oracle of every test of partitioning: what it gives is compared with the graph before, run on one rank.
+It is the oracle of every test of partitioning: what it gives is compared with the graph before, run on one rank. Of a
+graph whose collectives are launches and waits (dist/lower.py) a launch takes operands as they are then, its messages
+are NaN, and results are there from the wait on.
 """
 from __future__ import annotations
 
@@ -11,16 +13,19 @@ import torch
 from torch import Tensor
 
 from anyshape.base.errors import VerifyError
+from anyshape.dist.lower import RING, raised
 from anyshape.dist.mesh import Mesh
 from anyshape.dist.partition import LocalGraph
 from anyshape.dist.placement import Placement, Shard, local_count
-from anyshape.ir.graph import Graph, Node
+from anyshape.ir.asynchronous import START, WAIT
+from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.types import SizeType
 from anyshape.ops.collective import COLLECTIVES, RINGS
 from anyshape.runtime.collectives.parts import Numbers, ceil_counts, cut, joined, total
 from anyshape.runtime.torch_ops.fallbacks import by_torch
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
 from anyshape.sym.expr import evaluate
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 Chain = Sequence[LocalGraph]  # of each axis, the first one first; the last one's graph is what ranks run
 
@@ -73,22 +78,52 @@ def simulate(mesh: Mesh, graph: Graph, inputs: Sequence[Sequence[Any]]) -> list[
         For each rank the outputs, and by name the new values of inputs that are written.
 
     Raises:
-        VerifyError: a value has another shape than declared.
+        VerifyError: a value has another shape than declared; or a collective is waited for, and is not under way.
     """
     states = []
+    under_way: dict[tuple[int, str], dict[str, Tensor]] = {}  # rank, first message -> what its wait makes
+    waits = {next(node.values()).name: node.outputs for node in graph.nodes if _calls(node, WAIT)}
     with torch.no_grad():
         for given in inputs:
             states.append(Interpreter(graph))
             states[-1].bind(list(given))
         for node in graph.nodes:
-            if node.op in COLLECTIVES:
-                for group in mesh.groups(str(node.attr("axis"))):
-                    _collective(node, [states[rank] for rank in group])
+            if node.op in COLLECTIVES or _calls(node, RING):
+                _on_groups(mesh, node if node.op in COLLECTIVES else raised(node, node.outputs), states)
+            elif _calls(node, START):
+                _on_groups(mesh, raised(node, waits[node.outputs[0].name]), states)
+                for rank, state in enumerate(states):
+                    under_way[rank, node.outputs[0].name] = {
+                        one.name: state.values.pop(one.name) for one in waits[node.outputs[0].name]}
+                    state.values |= {one.name: _message(state, one) for one in node.outputs}
+            elif _calls(node, WAIT):
+                for rank, state in enumerate(states):
+                    come = under_way.pop((rank, next(node.values()).name), None)
+                    if come is None:
+                        raise VerifyError(f"{node.outputs[0].name} is waited for, and is not under way",
+                                          do="this is a bug of AnyShape: please report it")
+                    state.values |= come
             else:
                 for state in states:
                     state.run(node)
     return [([state.operand(one) for one in graph.outputs],
              {target.name: state.values[value.name] for target, value in graph.writes}) for state in states]
+
+
+def _calls(node: Node, target: str) -> bool:
+    return node.op == "extern" and node.attr("target") == target
+
+
+def _message(state: Interpreter, value: Value) -> Tensor:
+    """A message that is under way: nobody can read it."""
+    (size,) = value.tensor.shape
+    kind = TORCH_DTYPES[value.tensor.dtype]
+    return torch.full((state.attribute(size),), float("nan") if kind.is_floating_point else 0, dtype=kind)
+
+
+def _on_groups(mesh: Mesh, node: Node, states: Sequence[Interpreter]) -> None:
+    for group in mesh.groups(str(node.attr("axis"))):
+        _collective(node, [states[rank] for rank in group])
 
 
 def _collective(node: Node, states: Sequence[Interpreter]) -> None:

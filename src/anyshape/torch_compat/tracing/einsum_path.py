@@ -5,6 +5,8 @@ become no guard.
 
 torch.einsum asks the package opt_einsum, where that is there, for the order with the fewest operations. It compares
 sizes as Python's whole numbers, and so every size would be fixed. A path is right at all sizes; only its cost differs.
+Processes of one torch.distributed are to make the same program of other first batches: there sizes that may change are
+taken for likely ones.
 """
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from typing import Any
 
 import torch
 
-UNKNOWN = 64  # for a size that only the data tell
+from anyshape.torch_compat.versions.symbolic_functions import likely_number
+
+LIKELY = 64  # of a size that only the data tell, or that each process has another number for; as in sym/facts.py
 
 
 class PathByHints:
@@ -23,7 +27,7 @@ class PathByHints:
         self.package = package
 
     def contract_path(self, equation: str, *operands: torch.Tensor, **settings: Any) -> Any:
-        """opt_einsum.contract_path for the sizes that the operands have in the first call."""
+        """opt_einsum.contract_path for the sizes that the operands have in the first call, or likely have."""
         shapes = [tuple(_number(size) for size in one.shape) for one in operands]
         return self.package.contract_path(equation, *shapes, shapes=True, **settings)
 
@@ -39,4 +43,12 @@ def by_hints(get_package: Callable[[], Any]) -> Callable[[], Any]:
 def _number(size: Any) -> int:
     if not isinstance(size, torch.SymInt):
         return int(size)
-    return int(size.node.hint) if size.node.has_hint() else UNKNOWN
+    if has_peers() or not size.node.has_hint():
+        return likely_number(size, LIKELY)
+    return int(size.node.hint)
+
+
+def has_peers() -> bool:
+    """Is this one of several processes of torch.distributed?"""
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return there and torch.distributed.get_world_size() > 1

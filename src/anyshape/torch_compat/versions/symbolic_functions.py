@@ -277,6 +277,21 @@ def traced_values(shape_env: Any) -> Mapping[Any, Any]:
 HINT = "torch._functorch.partitioners.optimization_hint"  # by which torch's partitioner tells how large a value is
 
 
+def _likely(env: Any, name: Any, value: int) -> int:
+    """`value`, as far as the range of a symbol allows."""
+    limits = env.var_to_range.get(name)
+    return value if limits is None else int(max(limits.lower, min(value, limits.upper)))
+
+
+def likely_number(size: Any, value: int) -> int:
+    """A traced size where its symbols have `value`, as far as their ranges allow: the same in every process that traces
+    the program, whatever sizes its call has. `value` itself, if that gives no number."""
+    node = size.node
+    found = node.expr.xreplace({name: sympy.Integer(_likely(node.shape_env, name, value))
+                                for name in node.expr.free_symbols})
+    return int(found) if found.is_Integer else value
+
+
 @contextlib.contextmanager
 def likely_values(tensors: Iterable[Any], value: int) -> Iterator[None]:
     """Inside, the symbols of the trace that made these tensors have `value` in it, as far as their ranges allow, in
@@ -298,10 +313,8 @@ def likely_values(tensors: Iterable[Any], value: int) -> Iterator[None]:
         return int(size)
 
     for name in before:
-        limits = env.var_to_range.get(name)
-        low, high = (0, value) if limits is None else (limits.lower, limits.upper)
-        chosen = max(low, min(value, high))  # sympy's 0 and 1 have classes of their own, which take no number
-        found[name] = int(chosen) if isinstance(before[name], int) else sympy.Integer(chosen)
+        chosen = _likely(env, name, value)  # sympy's 0 and 1 have classes of their own, which take no number
+        found[name] = chosen if isinstance(before[name], int) else sympy.Integer(chosen)
     with compat.compile_lock():
         if hint is not None:
             space["optimization_hint"] = likely
