@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import anyshape
 from anyshape import torch_compat as compat
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.torch_compat import replaced_kernels as replaced
 from anyshape.torch_compat.names import NAMES, NEEDED
 
 SOURCE = Path(anyshape.__file__).parent
@@ -65,6 +66,20 @@ def test_all_names_are_there() -> None:
     if compat.version() >= (2, 13):
         of_gpus = () if torch.backends.cuda.is_built() else ("torch._C._cuda_getCurrentRawStream",)
         assert [name for name in NAMES if compat.get(name) is None] == [*of_gpus]
+
+
+def test_kernels_that_torch_registers_itself_are_no_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.13 replaces kernels itself, of CUDA in a build for it; a user's may have the same operator elsewhere."""
+    torch_own = {"aten/_foreach_mm/CUDA", "_native/_foreach_mm_native_1/CUDA", "aten/bmm/CUDA",
+                 "_native/bmm_triton_0/CUDA", "_native/bmm_triton_0/Meta", "aten/scatter_add_/CUDA",
+                 "_native/scatter_add__cutedsl_2/CUDA", "aten/index_add.out/CUDA",
+                 "_native/index_add_out_triton_3/CUDA"}
+    monkeypatch.setattr(replaced, "last", replaced.last)
+    monkeypatch.setattr(replaced, "count", -1)
+    monkeypatch.setattr(replaced, "registered", torch_own)
+    assert replaced.replaced_kernels() == ()
+    torch_own |= {"aten/bmm/CPU", "aten/_foreach_add.List/CUDA"}
+    assert replaced.replaced_kernels() == ("aten::_foreach_add.List (CUDA)", "aten::bmm (CPU)")
 
 
 @pytest.mark.parametrize("name", sorted(NEEDED))

@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 import versions
 from versions import Failure, Result
@@ -61,6 +62,10 @@ def test_the_page_has_every_file_and_failure(tmp_path):
     versions.keep(tmp_path, RESULT)
     versions.keep(tmp_path, dataclasses.replace(RESULT, file="test_b", python="3.12.1", failed=(), commit="abc*"))
     page = versions.page(tmp_path).replace("|  |", "| |")
-    assert "| 3.13.0 | 2.13.0 | numpy 2.4.6 | 12345678 | 1 | 3 | 1 | 1 |" in page
+    assert "| 3.13.0 | 2.13.0 | torch 2.13.0+cu130, numpy 2.4.6 | 12345678 | 1 | 3 | 1 | 1 |" in page
     assert "| test_a | | 3 of 4, 1 skipped |" in page and "| test_b | 3 of 3, 1 skipped |" in page
     assert "| 3.13.0 | 2.13.0 | 12345678 | test_a::`test_of[a\\|b]` | `assert 'x' \\| y` |" in page
+
+
+def test_the_build_of_torch_is_kept():
+    assert versions.packages()["torch"] == torch.__version__

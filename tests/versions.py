@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import importlib.util
 import json
 import os
 import platform
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -42,7 +44,8 @@ INTRODUCTION = """# Versions that the tests were run with
 Written by `python tests/versions.py` from `docs/results/versions`, which has a result for each file of tests and pair
 of versions: the last run of the whole file, in a process of its own, with one thread. `*` at a commit: with changes
 that were not committed. The whole suite runs with Python 3.11 and PyTorch 2.13 in `.ci/run`; a file was not run with
-versions whose cell is empty. Tests marked `full` were left out, unless it says `full`.
+versions whose cell is empty. Tests marked `full` were left out, unless it says `full`. `torch` among the packages names
+the build, such as `+cu130` for CUDA, run on a machine without a GPU.
 """
 
 
@@ -141,6 +144,11 @@ def packages() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             pass
+    # what is installed does not say which build it is, torch itself does; it is not imported for that
+    spec = importlib.util.find_spec("torch")
+    if spec is not None and spec.origin is not None:
+        said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+        found["torch"] = str(said["__version__"])
     return found
 
 
@@ -183,8 +191,8 @@ def _row(rows: Sequence[Result]) -> str:
     """The row of a pair of versions."""
     failed = sum(len(one.failed) + bool(one.ended) for one in rows)
     cells = (*rows[0].versions, _each(f"{name} {number}" for one in rows for name, number in one.packages.items()
-                                      if name != "torch"), _each(one.commit for one in rows), len(rows),
-             sum(one.passed for one in rows), sum(one.skipped for one in rows), failed)
+                                      if name != "torch" or "+" in number), _each(one.commit for one in rows),
+             len(rows), sum(one.passed for one in rows), sum(one.skipped for one in rows), failed)
     return f"| {' | '.join(map(str, cells))} |"
 
 
