@@ -179,6 +179,7 @@ class LoadedModel:
         bound = _bound(plan, head, weights, where)
         self.inputs = [(number, one, plan.inputs[one.position] if one.position >= 0 else None)
                        for number, one in enumerate(self.signature.inputs)]
+        self.flat_count = len(self.inputs) if self.signature.is_flat else -1  # of arguments that need no unpacking
         self.fixed = [(number, one.value) for number, one, _ in self.inputs if one.kind == "fixed"]
         self.closed = frozenset(number for number, _ in self.fixed)
         self.order = _order(plan, self.signature, bound, where)
@@ -194,7 +195,8 @@ class LoadedModel:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         program = self._open()
-        flat = self.signature.flat(arguments, keywords)
+        is_flat = not keywords and len(arguments) == self.flat_count
+        flat = list(arguments) if is_flat else self.signature.flat(arguments, keywords)
         results = program(self._given(flat))
         make = arrays.outgoing(flat)
         return self.signature.nested([make(one, dtype) if dtype else one
