@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from anyshape.runtime.call.program import Program
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.specialize.shape_binding import renamed
+from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.sym.expr import evaluate
 
 _compiling = threading.Lock()
@@ -191,6 +193,7 @@ class LoadedModel:
         specializer = Judged(plan, target.runner(plan, kernels), target.native, names=self.signature.names)
         self.program: Program | None = Program(specializer, kernels, context, steps=HostSteps, bound=bound)
         self.container, self.context = container, context
+        self.needs: weakref.WeakKeyDictionary[Specialization, int] = weakref.WeakKeyDictionary()  # see `bytes_of`
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -212,6 +215,12 @@ class LoadedModel:
         Errors as of a call's arguments."""
         program = self._open()
         record = program.specialization(self._given(flat))
+        found = self.needs.get(record)
+        if found is None:
+            found = self.needs[record] = self._bytes(program, record)
+        return found
+
+    def _bytes(self, program: Program, record: Specialization) -> int:
         results = sum((1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))) * dtype.itemsize
                       for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
                       if 0 not in sizes)
