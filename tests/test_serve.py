@@ -368,6 +368,21 @@ def test_clients_that_do_not_go_on_are_dropped() -> None:
                 assert found == wanted or (not found and b"431" in wanted), given[:80]
 
 
+def test_a_connection_goes_on_after_a_body_that_was_refused() -> None:
+    with server(Doubling(), settings=Settings(largest=60_000)) as (port, _):
+        client = Client(port)
+        for _ in range(3):
+            client.connection.putrequest("POST", PATH)
+            client.connection.putheader("Content-Length", "250000")
+            client.connection.endheaders()
+            time.sleep(0.05)  # the answer is there before the body, which comes in one piece
+            client.connection.send(b"x" * 250_000)
+            answer = client.connection.getresponse()
+            assert answer.status == 413 and answer.read() and not answer.will_close
+            assert client.infer("double", x=np.ones((1, 2), np.float32))["x"].tolist() == [[2, 2]]
+        client.close()
+
+
 @pytest.mark.parametrize("lines", ["Content-Length: -1", "Content-Length: 1x", f"Content-Length: {10**23}",
                                    "Content-Length: 5\r\nContent-Length: 6",
                                    "Content-Length: 5\r\nTransfer-Encoding: chunked",

@@ -21,7 +21,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **given: Any) -> None:
         super().__init__(*arguments, **given)
         self.part = IDLE  # of a message
-        self.head = 0  # bytes of it so far, or of what is no message
+        self.head = 0  # bytes of the head that has not ended
+        self.begun = 0  # messages
         self.deadline: TimerHandle | None = None
         self.stalled: TimerHandle | None = None
         self.unread = 0
@@ -39,10 +40,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        before, begun = self.part, self.begun
         super().data_received(data)
         answered = self.cycle is None or self.cycle.response_complete
         if self.part == HEAD or answered:  # or what nobody reads: the rest of a body that was refused, empty lines
-            self.head += len(data) if self.part != BODY else 0
+            if self.part == HEAD and self.begun == begun + (before == IDLE):  # nothing but this head
+                self.head += len(data)
             if self.head > MOST_HEAD:
                 self._refuse(b"431 Request Header Fields Too Large", f"the head has more than {MOST_HEAD} bytes")
             elif self.deadline is None and not self.transport.is_closing():
@@ -50,7 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
-        self.part = HEAD
+        self.part, self.head = HEAD, 0
+        self.begun += 1
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
