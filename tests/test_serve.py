@@ -2,6 +2,7 @@
 does not fit is refused in words."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -11,18 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import uvicorn
+from uvicorn.server import ServerState
 
 import anyshape
 from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
+from anyshape.tools.serve.connections import protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import RequestError, TensorSpec, decode, encode
@@ -368,19 +372,51 @@ def test_clients_that_do_not_go_on_are_dropped() -> None:
                 assert found == wanted or (not found and b"431" in wanted), given[:80]
 
 
-def test_a_connection_goes_on_after_a_body_that_was_refused() -> None:
-    with server(Doubling(), settings=Settings(largest=60_000)) as (port, _):
-        client = Client(port)
-        for _ in range(3):
-            client.connection.putrequest("POST", PATH)
-            client.connection.putheader("Content-Length", "250000")
-            client.connection.endheaders()
-            time.sleep(0.05)  # the answer is there before the body, which comes in one piece
-            client.connection.send(b"x" * 250_000)
-            answer = client.connection.getresponse()
-            assert answer.status == 413 and answer.read() and not answer.will_close
-            assert client.infer("double", x=np.ones((1, 2), np.float32))["x"].tolist() == [[2, 2]]
-        client.close()
+class Wire:
+    """What a protocol has of its connection."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def write(self, _data: bytes) -> None:
+        pass
+
+    abort, pause_reading, resume_reading = close, is_closing, is_closing
+
+
+@pytest.mark.parametrize(("parts", "open_"), [
+    ((b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n", b"x" * 90_000, b"GET / HTTP/1.1\r\n\r\n"), True),
+    ((b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n", b"x" * 90_000 + b"GET / HTTP/1.1\r\nx: "), True),
+    ((b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z: " + b"z" * 1000 + b"\r\n"] * 60, b"\r\n"), True),
+    ((b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z: " + b"z" * 1000 + b"\r\n"] * 70), False),
+    ((b"GET / HTTP/1.1\r\nx: " + b"z" * 70_000,), False)])
+def test_only_heads_are_counted_as_heads(parts: Sequence[bytes], open_: bool) -> None:
+    async def run() -> bool:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})  # without reading the body
+
+        config = uvicorn.Config(app, lifespan="off", log_level="error")
+        config.load()
+        wire, protocol = Wire(), protocol_of(30)(config, ServerState(), {}, asyncio.get_running_loop())
+        protocol.connection_made(wire)  # type: ignore[arg-type]
+        for part in parts:
+            protocol.data_received(part)
+            await asyncio.sleep(0.01)
+        closed = wire.closed
+        protocol.connection_lost(OSError())
+        return not closed
+
+    assert asyncio.run(run()) is open_
 
 
 @pytest.mark.parametrize("lines", ["Content-Length: -1", "Content-Length: 1x", f"Content-Length: {10**23}",

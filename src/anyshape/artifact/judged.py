@@ -133,16 +133,18 @@ def is_inside(bytes_: Size, type_: TensorType, offset: Size, natural: set[str]) 
     """Whether a window lies inside of its buffer at all sizes: it is the buffer, with its dims in some order; or all of
     it are numbers. natural: symbols that are never below 0."""
     strides = type_.layout()
-    if not all(isinstance(n, int) for n in (bytes_, offset, *type_.shape, *strides)):
+    numbers = [n for n in (*type_.shape, *strides, bytes_, offset) if isinstance(n, int)]
+    if len(numbers) < 2 * type_.rank + 2:
         return offset == 0 and type_.bytes == bytes_ and all(_is_natural(n, natural) for n in type_.shape) \
             and _is_dense(type_.shape, strides)
-    if 0 in type_.shape:
+    shape, steps, (whole, begin) = numbers[:type_.rank], numbers[type_.rank:-2], numbers[-2:]
+    if 0 in shape:
         return True
-    reaches = [(n - 1) * step for n, step in zip(type_.shape, strides, strict=True)]  # type: ignore[operator]
-    begin = offset + sum(min(one, 0) for one in reaches)
-    end = offset + sum(max(one, 0) for one in reaches) + 1
+    reaches = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
+    end = begin + sum(max(one, 0) for one in reaches) + 1
+    begin += sum(min(one, 0) for one in reaches)
     item = size_of(type_.dtype)
-    return bool(min(type_.shape, default=0) >= 0 and 0 <= begin * item <= end * item <= bytes_)  # type: ignore
+    return min(shape, default=0) >= 0 and 0 <= begin * item <= end * item <= whole
 
 
 def _is_natural(size: Size, natural: set[str]) -> bool:

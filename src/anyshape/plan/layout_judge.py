@@ -35,10 +35,10 @@ _Span = tuple[int, int, str]  # where a buffer begins and ends, and its name
 
 
 class _Placed(NamedTuple):
-    """Of layouts that place `count` buffers: their names, which of the sizes each has, and in pairs those that are
+    """Of layouts that place so many `buffers`: their names, which of the sizes each has, and in pairs those that are
     alive together; None: there are too many, or more applies to some than being apart."""
 
-    count: int
+    buffers: int
     names: tuple[str, ...]
     sizes: np.ndarray
     pairs: tuple[np.ndarray, np.ndarray] | None
@@ -77,7 +77,7 @@ class LayoutJudge:
         """Whether a layout whose arena ends where the buffers do is right, asked of all buffers at once; False: ask
         `check`, which says what is wrong, if anything is. sizes: what `self.sizes` are, below 2^62."""
         known = self.placed
-        if known is None or known.count != len(offsets):  # another layout of the plan places others
+        if known is None or known.buffers != len(offsets):  # another layout of the plan places others
             known = self.placed = self._placed(offsets)
         if known.pairs is None:
             return False

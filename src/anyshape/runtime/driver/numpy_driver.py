@@ -67,7 +67,7 @@ _NDARRAY = np.ndarray
 def _choice() -> Callable[[np.ndarray[Any, Any]], int]:
     """What reads addresses: by the array's memory if that is laid out as it is known to be."""
     if np.ndarray.__basicsize__ >= _DATA + 8 and ctypes.sizeof(ctypes.c_void_p) == 8:
-        samples = [np.zeros(3, np.uint8), np.zeros((2, 3))[1:, ::2], np.zeros(())]
+        samples: list[np.ndarray[Any, Any]] = [np.zeros(3, np.uint8), np.zeros((2, 3))[1:, ::2], np.zeros(())]
         if all(_read_address(one) == _interface_address(one) for one in samples):
             return _read_address
     return _interface_address

@@ -116,7 +116,7 @@ def encode(model: str, request: InferRequest, specs: Sequence[TensorSpec],
         array = results[number]
         if binary:
             entry["parameters"] = {"binary_data_size": array.nbytes}
-            parts.append(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+            parts.append(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         else:
             values = wide(array, specs[number].dtype)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
