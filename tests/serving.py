@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import uvicorn
 
-from anyshape.tools.serve.app import Settings, application
+from anyshape.tools.serve.app import Settings
+from anyshape.tools.serve.command import server_of
 from anyshape.tools.serve.protocol import DATATYPES, TensorSpec
 from anyshape.tools.serve.served import Rows
 
@@ -53,8 +53,7 @@ class Doubling:
 def server(*models: Any, settings: Settings = Settings()) -> Iterator[tuple[int, Callable[[], None]]]:
     """The port of a server, and what asks it to end. It has ended afterwards."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
-    app = application({model.name: model for model in models}, settings)
-    own = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=20))
+    own = server_of({model.name: model for model in models}, settings, 20, "error")
     thread = threading.Thread(target=own.run, kwargs={"sockets": [listening]})
     thread.start()
 

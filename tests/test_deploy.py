@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import anyshape
 from anyshape.artifact import container, safetensors
 from anyshape.artifact.load import load
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
+from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.tools.cli import main
 from deploying import SHAPES, Encoder, alone, exported, ids, members_of, saved, with_members
 
@@ -368,3 +370,22 @@ def test_importing_the_package_imports_neither() -> None:
         print(*sorted(name for name in ("torch", "llvmlite", "numpy") if name in sys.modules))
         """).split() == []
 
+
+
+class Subclass(np.ndarray[Any, Any]):
+    """An array of another class."""
+
+
+def test_addresses_and_memory_of_arrays() -> None:
+    whole = np.zeros((6, 8), np.float32)
+    arrays = [whole, whole[2:, 3:], whole[::-1], whole.T, np.zeros(()), np.zeros((0, 3)), whole.view(Subclass),
+              np.frombuffer(b"0123456789", np.uint8)[3:], np.broadcast_to(np.float32(1), (3, 4))]
+    for array in arrays:
+        assert address_of(array) == array.ctypes.data
+        assert strides_of(array) == tuple(step // array.itemsize for step in array.strides)
+    assert strides_of(np.zeros(3, [("a", "u1"), ("b", "i4")])["b"]) == (-1,)  # 5 bytes are no whole number of elements
+    for sizes, strides in (((2, 3), (3, 1)), ((2, 3), (1, 2)), ((2, 3), (8, 2)), ((), ()), ((4,), (1,)), ((4,), (0,)),
+                           ((0, 3), (7, 7)), ((1, 3), (3, 1)), ((1, 3), (9, 1)), ((3, 1, 2), (2, 2, 1))):
+        found = empty_strided(sizes, strides, np.dtype(np.float32))
+        assert found.shape == sizes and (0 in sizes or strides_of(found) == strides)
+        found[...] = 1

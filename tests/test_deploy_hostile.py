@@ -17,10 +17,13 @@ from torch import nn
 
 from anyshape.artifact.check import check
 from anyshape.artifact.elf import LoadedObjects, check_object
+from anyshape.artifact.judged import is_inside
 from anyshape.artifact.load import load
 from anyshape.artifact.native_code import NativeCode
 from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.base.errors import ArtifactError, InputError
+from anyshape.ir.types import TensorType
+from anyshape.sym.expr import symbol
 from deploying import changed_bytes, members_of, mutants, saved, with_members
 
 SOON = 1.0  # seconds of processor time
@@ -280,3 +283,19 @@ def test_changed_files_are_read_or_refused(file: Path, tmp_path: Path) -> None:
 def test_a_hundred_thousand_changed_files(file: Path, tmp_path: Path) -> None:
     read, not_read = fuzz(file, tmp_path, 100_000, 2)
     assert read and not_read > read
+
+
+def test_windows_that_are_inside_at_all_sizes() -> None:
+    n, m = symbol("n"), symbol("m")
+    kinds = [(4 * n * m, (n, m), None, 0, True), (4 * n * m, (m, n), None, 0, True),
+             (4 * n * m, (n, m), (1, n), 0, True),
+             (4 * n * m, (n, 3, m), (m, 0, 1), 0, False), (4 * n * m, (n, m), (1, m), 0, False),
+             (4 * n * m, (n, m), None, 1, False), (4 * n * m - 4, (n, m), None, 0, False),
+             (4 * n * m, (n - 1, m), None, 0, False), (4 * (n - 1) * m, (n - 1, m), None, 0, False),
+             (48, (3, 4), None, 0, True), (48, (3, 4), None, 1, False), (48, (3, 4), (-4, 1), 8, True),
+             (48, (3, 4), (-4, 1), 7, False), (44, (3, 4), None, 0, False), (48, (-3, -4), None, 0, False),
+             (48, (3, 2), (4, 1), 2, True), (48, (0, 1 << 60), None, 0, True)]
+    for bytes_, shape, strides, offset, wanted in kinds:
+        found = is_inside(bytes_, TensorType("f32", shape, strides), offset, {"n", "m"})
+        assert found is wanted, (bytes_, shape, strides, offset)
+    assert not is_inside(4 * n, TensorType("f32", (n,)), 0, {"m"})  # n may be below 0

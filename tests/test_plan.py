@@ -226,11 +226,26 @@ def test_the_judge_finds_what_shares_bytes_as_a_look_at_all_pairs_does(seed):
     wrong = any(min(a[1], b[1]) > max(a[0], b[0]) and a[2] <= b[3] and b[2] <= a[3] and not (
         a[4].is_restored and b[4].is_restored) for a, b in itertools.combinations(spans, 2))
     plan = problem(buffers, steps)
+    judged = LayoutJudge(plan)
+    sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
+    at_once = judged.is_right(sizes, offsets, kept)
     try:
-        LayoutJudge(plan).check({}, offsets, offsets["top"] + 64, kept)
-        assert not wrong
+        judged.check({}, offsets, offsets["top"] + 64, kept)
+        assert not wrong and (at_once or judged.apart)
     except VerifyError as error:
-        assert wrong and "alive together" in error.why
+        assert wrong and "alive together" in error.why and not at_once
+
+
+@pytest.mark.parametrize(("change", "kept"), [({"b": 32}, 0), ({"b": -64}, 0), ({"b": 1 << 62}, 0), ({"b": 1 << 70}, 0),
+                                              ({}, 96), ({"a": 64}, 0), ({"b": None}, 0)])
+def test_a_wrong_layout_is_not_right_at_once(change, kept):
+    judged = LayoutJudge(problem([Buffer("a", 64, Temp(), 0, 2), Buffer("b", 64, Temp(), 1, 3)], 4))
+    sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
+    good = {"a": 0, "b": 64}
+    assert judged.is_right(sizes, good, 0)
+    offsets = {name: at for name, at in (good | change).items() if at is not None}
+    assert not judged.is_right(sizes, offsets, kept)
+    assert judged.is_right(sizes, good, 0)
 
 
 def test_a_new_shape_costs_little():

@@ -2,6 +2,8 @@
 does not fit is refused in words."""
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -10,18 +12,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import uvicorn
+from uvicorn.server import ServerState
 
 import anyshape
 from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
+from anyshape.tools.serve.connections import protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import RequestError, TensorSpec, decode, encode
@@ -99,6 +104,20 @@ def changed(**entries: Any) -> dict[str, Any]:
     return {"inputs": [first, GOOD["inputs"][1]]}
 
 
+def written(given: Any) -> bytes:
+    """A request as JSON; bytes in it are JSON already."""
+    texts: list[bytes] = []
+
+    def place(one: bytes) -> str:
+        texts.append(one)
+        return f"text {len(texts) - 1}"
+
+    found = json.dumps(given, default=place).encode()
+    for number, text in enumerate(texts):
+        found = found.replace(b'"text %d"' % number, text)
+    return found
+
+
 BAD = {
     "no JSON": b"{", "deep": b"[" * 100_000, "a list": b"[]", "no text": b"\xff\xfe", "no inputs": b"{}",
     "inputs that are none": b'{"inputs": [1]}', "one input": {"inputs": GOOD["inputs"][:1]},
@@ -117,6 +136,9 @@ BAD = {
         data=None, parameters={"binary_data_size": -8}), "an id that is none": GOOD | {"id": 5},
     "an unknown output": GOOD | {"outputs": [{"name": "z"}]}, "outputs that are none": GOOD | {"outputs": 5},
     "a fraction as a whole number": {"inputs": [GOOD["inputs"][0], GOOD["inputs"][1] | {"data": 1.5}]},
+    "an infinite number": changed(data=b"[1e999, 0]"), "NaN": changed(data=b"[NaN, 0]"),
+    "Infinity": changed(data=b"[-Infinity, 0]"), "an output without a name of text": GOOD | {"outputs": [{"name": []}]},
+    "an output twice": GOOD | {"outputs": [{"name": "x"}, {"name": "x"}]},
     "a number beyond i32": {"inputs": [GOOD["inputs"][0], GOOD["inputs"][1] | {"data": 2**31}]},
     "bytes of nobody": json.dumps(GOOD).encode() + b" x",
 }
@@ -125,7 +147,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_refused(name: str) -> None:
     given = BAD[name]
-    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+    body = given if isinstance(given, bytes) else written(given)
     header = len(body) - 1 if name == "bytes of nobody" else None
     with pytest.raises(RequestError) as caught:
         decode(memoryview(body), header, SPECS, SPECS)
@@ -321,6 +343,156 @@ def test_bodies_that_come_in_pieces_late_or_compressed() -> None:
         assert status(head + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}") == b"HTTP/1.1 415"
         assert status(head + b"Content-Length: 2\r\nInference-Header-Content-Length: x\r\n\r\n{}") == b"HTTP/1.1 400"
         assert status(b"rubbish\r\n\r\n")[9:12] == b"400"
+
+
+def ended(plain: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    found = b""
+    try:
+        while part := plain.recv(1 << 16):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_clients_that_do_not_go_on_are_dropped() -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode()
+    large = head + b"Content-Length: 100000\r\n\r\n"
+    with server(Doubling(), settings=Settings(reading=0.3, largest=1000)) as (port, _):
+        for given, wanted in ((b"", b""), (head, b"HTTP/1.1 408"), (b"\r\n", b""), (large, b"HTTP/1.1 413"),
+                              (large + b"{" * 5000, b"HTTP/1.1 413"),
+                              (head + b"Content-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
+                              (head + b"x: " + b"y" * 100_000, b"HTTP/1.1 431"),
+                              (head + b"x: y\r\n" * 20_000, b"HTTP/1.1 431")):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+                with contextlib.suppress(ConnectionError):  # it may close while this sends, and the answer is lost
+                    plain.sendall(given)
+                found = ended(plain)[:12]
+                assert found == wanted or (not found and b"431" in wanted), given[:80]
+
+
+class Wire:
+    """What a protocol has of its connection."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def write(self, _data: bytes) -> None:
+        pass
+
+    abort, pause_reading, resume_reading = close, is_closing, is_closing
+
+
+@pytest.mark.parametrize(("parts", "open_"), [
+    ((b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n", b"x" * 90_000, b"GET / HTTP/1.1\r\n\r\n"), True),
+    ((b"POST / HTTP/1.1\r\nContent-Length: 90000\r\n\r\n", b"x" * 90_000 + b"GET / HTTP/1.1\r\nx: "), True),
+    ((b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z: " + b"z" * 1000 + b"\r\n"] * 60, b"\r\n"), True),
+    ((b"GET / HTTP/1.1\r\nx: y\r\n", *[b"z: " + b"z" * 1000 + b"\r\n"] * 70), False),
+    ((b"GET / HTTP/1.1\r\nx: " + b"z" * 70_000,), False)])
+def test_only_heads_are_counted_as_heads(parts: Sequence[bytes], open_: bool) -> None:
+    async def run() -> bool:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})  # without reading the body
+
+        config = uvicorn.Config(app, lifespan="off", log_level="error")
+        config.load()
+        wire, protocol = Wire(), protocol_of(30)(config, ServerState(), {}, asyncio.get_running_loop())
+        protocol.connection_made(wire)  # type: ignore[arg-type]
+        for part in parts:
+            protocol.data_received(part)
+            await asyncio.sleep(0.01)
+        closed = wire.closed
+        protocol.connection_lost(OSError())
+        return not closed
+
+    assert asyncio.run(run()) is open_
+
+
+@pytest.mark.parametrize("lines", ["Content-Length: -1", "Content-Length: 1x", f"Content-Length: {10**23}",
+                                   "Content-Length: 5\r\nContent-Length: 6",
+                                   "Content-Length: 5\r\nTransfer-Encoding: chunked",
+                                   "Transfer-Encoding: chunked\r\n\r\nz"])
+def test_lengths_that_are_none_are_refused(lines: str) -> None:
+    with server(Doubling()) as (port, _):
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+            head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n".encode()
+            plain.sendall(head + b"5\r\nhello\r\n0\r\n\r\n")
+            assert ended(plain)[9:12] in (b"400", b"413")
+        client = Client(port)
+        assert client.infer("double", x=np.ones((1, 2), np.float32))["x"].tolist() == [[2, 2]]
+        client.close()
+
+
+def test_an_answer_is_held_until_it_is_read_and_not_for_ever() -> None:
+    model = Doubling()
+    rows = np.ones((1 << 21, 2), np.float32)  # 16 MB, more than sockets hold
+    with server(model, settings=Settings(reading=3.0)) as (port, _):
+        client = Client(port)
+
+        def held() -> float:
+            return float(client.send("GET", "/metrics")[1].decode().split("anyshape_bytes_held ")[-1].split()[0])
+
+        body, headers = request_of(True, x=rows)
+        for reads in (True, False):
+            asking = Client(port)
+            asking.connection.request("POST", PATH, body, headers)
+            assert model.running.acquire(timeout=10)
+            time.sleep(0.1)
+            assert held() > rows.nbytes
+            if reads:
+                assert len(asking.connection.getresponse().read()) > rows.nbytes
+            deadline = time.monotonic() + 30
+            while held():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            asking.close()
+        client.close()
+
+
+def test_it_ends_under_load_without_half_an_answer() -> None:
+    model, counts, wrong = Doubling(), [0, 0], []
+    x = np.ones((64, 256), np.float32)
+    body, headers = request_of(True, x=x)
+    with server(model, settings=Settings(workers=2)) as (port, end):
+        def client() -> None:
+            one = Client(port)
+            try:
+                while True:
+                    one.connection.request("POST", PATH, body, headers)
+                    answer = one.connection.getresponse()
+                    if answer.status == 503:
+                        counts[1] += 1
+                        return
+                    assert answer.status == 200 and len(answer.read()) > x.nbytes
+                    counts[0] += 1
+            except ConnectionError:  # closed before the answer began, http.client.RemoteDisconnected
+                counts[1] += 1
+            except BaseException as error:
+                wrong.append(error)
+            finally:
+                one.close()
+
+        threads = [threading.Thread(target=client) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        end()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert not wrong, wrong[0]
+    assert counts[0] and counts[1] == 16 and len(model.calls) <= counts[0] + 16
 
 
 def test_it_answers_what_runs_before_it_ends() -> None:

@@ -123,28 +123,31 @@ def measure(folder: Path, way: str, requests: Sequence[bytes], wanted: Sequence[
     try:
         run(port, requests, range(len(requests)), CLIENTS, right)
         order = np.random.default_rng(seed).integers(0, len(requests), count).tolist()
-        before = busy(process.pid)
+        before, front = busy(process.pid), busy(process.pid, process.pid)
         load = run(port, requests, order, CLIENTS, right)
         load.busy = busy(process.pid) - before
+        load.front = busy(process.pid, process.pid) - front
         return load
     finally:
         process.terminate()
         process.wait(60)
 
 
-def busy(process: int) -> float:
-    """Seconds of processor time of a process so far."""
-    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+def busy(process: int, thread: int = 0) -> float:
+    """Seconds of processor time of a process so far, or of one thread of it."""
+    place = Path(f"/proc/{process}/task/{thread}/stat" if thread else f"/proc/{process}/stat")
+    words = place.read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def summary(loads: Sequence[Load]) -> dict[str, Any]:
     """Of the rounds of one backend: medians of latencies (s), of requests a second, and of the server's
-    processor time for a request (s); counts of all."""
+    processor time for a request (s), of which the front, its main thread, reads, queues and answers; counts of all."""
     return {"p50": median_of(quantile(one.seconds, 0.5) for one in loads),
             "p99": median_of(quantile(one.seconds, 0.99) for one in loads),
             "per_second": median_of(len(one.seconds) / one.took for one in loads),
             "busy": median_of(one.busy / len(one.seconds) for one in loads),
+            "front": median_of(one.front / len(one.seconds) for one in loads),
             "answered": sum(len(one.seconds) for one in loads), "wrong": sum(one.wrong for one in loads),
             "errors": [error for one in loads for error in one.errors][:20]}
 
@@ -152,10 +155,11 @@ def summary(loads: Sequence[Load]) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """The results in Markdown, with ratios to the better way of onnxruntime beside what is aimed at."""
     ways = results["ways"]
-    lines = ["| behind the server | p50, ms | p99, ms | requests a second | processor ms of one | answered | "
-             "wrong or failed |", "|---|---:|---:|---:|---:|---:|---:|"]
+    split = all("front" in one for one in ways.values())  # results of before say only the sum
+    lines = [f"| behind the server | p50, ms | p99, ms | requests a second | processor ms of one | "
+             f"{'of these HTTP and the queue | ' * split}answered | wrong or failed |", "|---|" + "---:|" * (6 + split)]
     lines += [f"| {name} | {one['p50'] * 1e3:.1f} | {one['p99'] * 1e3:.1f} | {one['per_second']:.0f} | "
-              f"{one['busy'] * 1e3:.2f} | "
+              f"{one['busy'] * 1e3:.2f} | " + (f"{one['front'] * 1e3:.2f} | " if split else "") +
               f"{one['answered']} | {one['wrong'] + len(one['errors'])} |" for name, one in ways.items()]
     others = [one for name, one in ways.items() if name != "anyshape"]
     ratios = []

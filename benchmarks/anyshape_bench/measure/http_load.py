@@ -17,13 +17,14 @@ LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 @dataclass(slots=True)
 class Load:
     """What clients saw. seconds: of each answered request; wrong: answers that `right` does not take; errors: what
-    ended otherwise. took: seconds of all; busy: of the server's processor time."""
+    ended otherwise. took: seconds of all; busy: of the server's processor time; front: of this, its main thread's."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: int = 0
     errors: list[str] = field(default_factory=list)
     took: float = 0.0
     busy: float = 0.0
+    front: float = 0.0
 
 
 def run(port: int, requests: Sequence[bytes], order: Sequence[int], clients: int,

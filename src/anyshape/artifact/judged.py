@@ -7,6 +7,7 @@ used.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anyshape.base.errors import InputError, VerifyError
@@ -23,7 +24,8 @@ MOST_BYTES = 1 << 62
 
 
 class Judged(Specializer):
-    """A specializer whose records are judged. Layers that repeat have equal formulas, which are looked at once.
+    """A specializer whose records are judged. Layers that repeat have equal formulas, which are looked at once; what
+    holds at all sizes is looked at when the plan is loaded.
 
     Raises:
         VerifyError: a step touches a buffer that is not there.
@@ -33,7 +35,7 @@ class Judged(Specializer):
         super().__init__(plan, *arguments, **given)
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
         self.judge = LayoutJudge(plan)
-        self.bytes = {bytes_: name for name, bytes_ in reversed(sizes.items())}
+        names = {bytes_: name for name, bytes_ in reversed(sizes.items())}
         found: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
         for number, step in enumerate(plan.steps):
             for window in touched(step):
@@ -41,9 +43,18 @@ class Judged(Specializer):
                     found.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
                 elif not isinstance(step, KernelStep):
                     raise VerifyError(f"step {number} of {plan.name} touches {window.buffer}, which is not there")
-        self.windows = tuple(found.values())
+        # what may depend on sizes that only the program's run says is looked at where they are known
+        known = set(self.layout.symbols)
+        natural = {name for name, low, _ in plan.facts.ranges if low >= 0} & known
+        open_ = {key: one for key, one in found.items() if not is_inside(*key, natural)}
+        self.windows = tuple(open_.values())
+        late = [size for size in names if not symbols_of(size) <= known]
+        self.late_bytes = {size: names[size] for size in late}
+        self.bytes = {size: names[size] for size in dict.fromkeys((*self.judge.sizes, *names)) if size not in late}
+        self.is_whole = not late  # the first of the bytes are the judge's sizes
+        self.byte_sizes = function_of(self.bytes, f"bytes of {plan.name}")
         # of each window: bytes of its buffer, offset, sizes, strides
-        self.window_sizes = function_of([size for bytes_, type_, offset in found for size in
+        self.window_sizes = function_of([size for bytes_, type_, offset in open_ for size in
                                          (bytes_, offset, *type_.shape, *type_.layout())], f"windows of {plan.name}")
 
     def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
@@ -53,14 +64,17 @@ class Judged(Specializer):
             InputError: a value would have 2^62 bytes or more. VerifyError: the plan is wrong at these sizes.
         """
         self._check_facts(values)
-        self._check_bytes(values)
+        bytes_ = self._check_bytes(values)
         try:
             record = super().make(values, policy)
         except (OverflowError, ZeroDivisionError) as error:
             raise InputError(f"{self.plan.name} does not take these sizes", why=str(error),
                              do="call it with other sizes") from error
-        self._check_windows(record.values)
-        self.judge.check(values, record.offsets, None, record.kept)
+        if self.windows:
+            self._check_windows(record.values)
+        judge = self.judge
+        if not (self.is_whole and judge.is_right(bytes_[:len(judge.sizes)], record.offsets, record.kept)):
+            judge.check(values, record.offsets, None, record.kept)
         return record
 
     def _check_facts(self, values: dict[str, int]) -> None:
@@ -76,14 +90,21 @@ class Judged(Specializer):
                                      why=f"it was compiled for {renamed(words, self.names)}",
                                      do="call it with such sizes, or compile it for others")
 
-    def _check_bytes(self, values: dict[str, int]) -> None:
-        for formula, name in self.bytes.items():
-            if symbols_of(formula) <= values.keys():
-                bytes_ = evaluate(formula, values)
+    def _check_bytes(self, values: dict[str, int]) -> tuple[int, ...]:
+        """The bytes of values, which are numbers that native code may compute with."""
+        try:
+            found = self.byte_sizes(values)
+        except KeyError:  # `make` says which size is missing
+            return ()
+        late = [(name, evaluate(size, values)) for size, name in self.late_bytes.items()
+                if symbols_of(size) <= values.keys()]
+        if min(found, default=0) < 0 or max(found, default=0) >= MOST_BYTES or late:
+            for name, bytes_ in (*zip(self.bytes.values(), found, strict=True), *late):
                 if not 0 <= bytes_ < MOST_BYTES:
                     raise InputError(f"{self.plan.name} does not take these sizes",
                                      why=f"the value {name} would have {bytes_} bytes",
                                      do="call it with smaller sizes")
+        return found
 
     def _check_windows(self, values: dict[str, int]) -> None:
         """Whether what steps touch lies inside of the buffers."""
@@ -106,3 +127,39 @@ class Judged(Specializer):
                 raise VerifyError(f"step {number} of {self.plan.name} touches bytes {begin * item} to "
                                   f"{(last + 1) * item} of {window.buffer}, which has {bytes_}",
                                   where=getattr(self.plan.steps[number], "where", ""), do="save the program again")
+
+
+def is_inside(bytes_: Size, type_: TensorType, offset: Size, natural: set[str]) -> bool:
+    """Whether a window lies inside of its buffer at all sizes: it is the buffer, with its dims in some order; or all of
+    it are numbers. natural: symbols that are never below 0."""
+    strides = type_.layout()
+    numbers = [n for n in (*type_.shape, *strides, bytes_, offset) if isinstance(n, int)]
+    if len(numbers) < 2 * type_.rank + 2:
+        return offset == 0 and type_.bytes == bytes_ and all(_is_natural(n, natural) for n in type_.shape) \
+            and _is_dense(type_.shape, strides)
+    shape, steps, (whole, begin) = numbers[:type_.rank], numbers[type_.rank:-2], numbers[-2:]
+    if 0 in shape:
+        return True
+    reaches = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
+    end = begin + sum(max(one, 0) for one in reaches) + 1
+    begin += sum(min(one, 0) for one in reaches)
+    item = size_of(type_.dtype)
+    return min(shape, default=0) >= 0 and 0 <= begin * item <= end * item <= whole
+
+
+def _is_natural(size: Size, natural: set[str]) -> bool:
+    """Whether a size is never below 0, by its form."""
+    return size >= 0 if isinstance(size, int) else all(
+        count >= 0 and all(atom in natural for atom, _ in powers) for powers, count in size.terms)
+
+
+def _is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether strides are those of a dense tensor with its dims in some order."""
+    rest = list(zip(shape, strides, strict=True))
+    step: Size = 1
+    while rest:
+        place = next((i for i, one in enumerate(rest) if one[1] == step), None)
+        if place is None:
+            return False
+        step = step * rest.pop(place)[0]
+    return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ from anyshape.runtime.call.program import Program
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.specialize.shape_binding import renamed
+from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.sym.expr import evaluate
 
 _compiling = threading.Lock()
@@ -179,6 +181,7 @@ class LoadedModel:
         bound = _bound(plan, head, weights, where)
         self.inputs = [(number, one, plan.inputs[one.position] if one.position >= 0 else None)
                        for number, one in enumerate(self.signature.inputs)]
+        self.flat_count = len(self.inputs) if self.signature.is_flat else -1  # of arguments that need no unpacking
         self.fixed = [(number, one.value) for number, one, _ in self.inputs if one.kind == "fixed"]
         self.closed = frozenset(number for number, _ in self.fixed)
         self.order = _order(plan, self.signature, bound, where)
@@ -190,11 +193,13 @@ class LoadedModel:
         specializer = Judged(plan, target.runner(plan, kernels), target.native, names=self.signature.names)
         self.program: Program | None = Program(specializer, kernels, context, steps=HostSteps, bound=bound)
         self.container, self.context = container, context
+        self.needs: weakref.WeakKeyDictionary[Specialization, int] = weakref.WeakKeyDictionary()  # see `bytes_of`
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         program = self._open()
-        flat = self.signature.flat(arguments, keywords)
+        is_flat = not keywords and len(arguments) == self.flat_count
+        flat = list(arguments) if is_flat else self.signature.flat(arguments, keywords)
         results = program(self._given(flat))
         make = arrays.outgoing(flat)
         return self.signature.nested([make(one, dtype) if dtype else one
@@ -210,6 +215,12 @@ class LoadedModel:
         Errors as of a call's arguments."""
         program = self._open()
         record = program.specialization(self._given(flat))
+        found = self.needs.get(record)
+        if found is None:
+            found = self.needs[record] = self._bytes(program, record)
+        return found
+
+    def _bytes(self, program: Program, record: Specialization) -> int:
         results = sum((1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))) * dtype.itemsize
                       for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
                       if 0 not in sizes)

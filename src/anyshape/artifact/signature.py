@@ -40,6 +40,11 @@ class Signature:
     results: Tree
     names: Mapping[str, str]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether the inputs are the arguments by place, in this order, and there are no others."""
+        return self.args[1] == list(range(len(self.inputs))) and not self.kwargs[1]
+
     def flat(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         """The arguments of a call, one per input.
 

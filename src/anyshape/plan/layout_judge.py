@@ -8,8 +8,10 @@ A deployed file's layout is judged at every new shape, so what does not depend o
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.program import Buffer, Plan
@@ -27,7 +29,19 @@ class _Row(NamedTuple):
     is_kept: bool
 
 
+MOST_PAIRS = 64  # for each buffer, above which those that are alive together are not listed
+_FAR = 1 << 62
 _Span = tuple[int, int, str]  # where a buffer begins and ends, and its name
+
+
+class _Placed(NamedTuple):
+    """Of layouts that place so many `buffers`: their names, which of the sizes each has, and in pairs those that are
+    alive together; None: there are too many, or more applies to some than being apart."""
+
+    buffers: int
+    names: tuple[str, ...]
+    sizes: np.ndarray
+    pairs: tuple[np.ndarray, np.ndarray] | None
 
 
 class LayoutJudge:
@@ -45,6 +59,7 @@ class LayoutJudge:
         self.apart = frozenset(number for number, row in enumerate(self.rows)
                                if row.is_restored or row.first > row.last)
         self.sweep = self._order()
+        self.placed: _Placed | None = None
 
     def _order(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The rows that are not apart in order of their first steps, each with those whose lives have ended by then."""
@@ -57,6 +72,45 @@ class LayoutJudge:
                 ended += 1
             found.append((number, tuple(ending[begun:ended])))
         return tuple(found)
+
+    def is_right(self, sizes: Sequence[int], offsets: Mapping[str, int], kept: int) -> bool:
+        """Whether a layout whose arena ends where the buffers do is right, asked of all buffers at once; False: ask
+        `check`, which says what is wrong, if anything is. sizes: what `self.sizes` are, below 2^62."""
+        known = self.placed
+        if known is None or known.buffers != len(offsets):  # another layout of the plan places others
+            known = self.placed = self._placed(offsets)
+        if known.pairs is None:
+            return False
+        try:
+            starts = np.array([offsets[name] for name in known.names], np.int64)
+        except (KeyError, OverflowError):
+            return False
+        if not ((starts >= 0) & (starts < _FAR) & (starts & 63 == 0)).all():
+            return False
+        stops = starts + np.array(sizes, np.int64)[known.sizes]
+        crossing = (starts < kept) & (kept < stops)
+        ones, others = known.pairs
+        shared = np.maximum(starts[ones], starts[others]) < np.minimum(stops[ones], stops[others])
+        return not (crossing.any() or shared.any())
+
+    def _placed(self, offsets: Mapping[str, int]) -> _Placed:
+        """What `is_right` looks at in layouts that place these buffers."""
+        rows = {number: place for place, number in enumerate(
+            number for number, row in enumerate(self.rows) if row.name in offsets)}
+        alive: dict[int, None] = {}
+        pairs: list[tuple[int, int]] = []
+        for number, ended in self.sweep:
+            for other in ended:
+                alive.pop(other, None)
+            if number in rows and len(pairs) <= MOST_PAIRS * len(rows):
+                pairs += [(rows[other], rows[number]) for other in alive]
+                alive[number] = None
+        names = [self.rows[number].name for number in rows]
+        simple = not self.apart and not any(self.rows[number].is_kept for number in rows) \
+            and not set(self.in_arena) - set(names) and len(pairs) <= MOST_PAIRS * len(rows)
+        ones, others = np.array(pairs if simple else (), np.int64).reshape(-1, 2).T
+        return _Placed(len(offsets), tuple(names), np.array([self.rows[number].size for number in rows], np.int64),
+                       (ones, others) if simple else None)
 
     def check(self, values: Mapping[str, int], offsets: Mapping[str, int], arena: int | None, kept: int) -> None:
         """Checks a layout at the symbols' `values`.

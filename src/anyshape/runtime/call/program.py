@@ -60,12 +60,13 @@ class Program:
         self.specializations: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided, driver, bound)
-        self.bound = sorted(bound.items())
+        self.bound = [bound.get(i) for i in range(len(plan.inputs))]
         windows = [plan.outputs[buffer.index] for buffer in specializer.outputs]
         self.dtypes = tuple(driver.dtypes[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate, self.address = driver.result, driver.address
         self.places = sorted((position, index) for index, position in enumerate(plan.restored))
         # of what a call brings
+        self.called = [i for i in range(len(plan.inputs)) if i not in bound and i not in plan.restored]
         self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType) and i not in bound]
         self.scalars = [i for i in self.tensors if not plan.inputs[i].shape]  # type: ignore[union-attr]
         self.written = written_inputs(plan)
@@ -261,22 +262,20 @@ class Program:
               ) -> tuple[Specialization, tuple[Any, ...]]:
         """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
         plan = self.plan
-        count = len(plan.inputs) - len(plan.restored) - len(self.bound)
-        if len(args) != count:
-            raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
+        if len(args) != len(self.called):
+            raise InputError(f"{self.name} takes {len(self.called)} arguments, {len(args)} were given",
                              do="pass one argument per input of the program")
-        arguments = list(args)
+        arguments = self.bound[:]
+        for position, value in zip(self.called, args, strict=True):
+            arguments[position] = value
         for position, index in self.places:
-            arguments.insert(position, values[index])
-        for position, array in self.bound:
-            arguments.insert(position, array)
+            arguments[position] = values[index]
         for i in self.scalars:
             arguments[i] = self._tensor(plan.inputs[i], arguments[i])
         known = origin.values if isinstance(origin, Specialization) else {}
         key, same = None, False
         if all(self.driver.inspect(arguments[i]) is not None for i in self.tensors):
-            taken = {**dict(self.places), **dict(self.bound)}
-            rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
+            rest = [arguments[i] for i in self.called]
             key, same = self.enter.key(rest, *((values, origin) if self.places else ()))  # type: ignore[attr-defined]
             record = self.specializations.get(key)
             if record is not None:

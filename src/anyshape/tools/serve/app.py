@@ -106,7 +106,7 @@ class Infer:
             except Exception as error:  # the border to a stranger's request
                 response = failure(RequestError(500, "the request failed", why=f"{type(error).__name__}: "
                                                 f"{str(error)[:200]}", do="report it"))
-            await response(scope, receive, send)
+            await _sent(response, scope, receive, send)
             self.metrics.requests.labels(label, str(response.status_code)).inc()
             self.metrics.seconds.labels(label).observe(time.perf_counter() - begin)
         finally:
@@ -151,7 +151,7 @@ class Infer:
         except TimeoutError:
             raise RequestError(408, "the request did not arrive in time", why=f"{count} bytes came within "
                                f"{self.settings.reading:g} s", do="send it faster") from None
-        return header, b"".join(parts)
+        return header, parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def compute(self, request: Request, model: Servable, given: InferRequest, held: Held) -> list[Array]:
         """What the model makes of a request, when its turn has come.
@@ -182,8 +182,19 @@ class Infer:
             raise outcome if isinstance(outcome, AnyShapeError) else RequestError(
                 status_of(outcome), f"the call of {model.name} failed", do="report it",
                 why=f"{type(outcome).__name__}: {str(outcome)[:200]}")
-        held.take(sum(outcome[number].nbytes for number, _ in given.outputs))
+        held.take(sum(outcome[number].nbytes * (1 if binary else 1 + JSON_BLOWUP) for number, binary in given.outputs))
         return outcome
+
+
+async def _sent(response: Response, scope: Any, receive: Any, send: Any) -> None:
+    """Sends a response, to the end: its bytes are held until the client has taken nearly all of them."""
+    async def in_two(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await send(message | {"more_body": True})
+            message = {"type": "http.response.body"}
+        await send(message)  # waits until there is room for more
+
+    await response(scope, receive, in_two)
 
 
 def _too_large(bytes_: object, largest: int) -> RequestError:
@@ -258,10 +269,11 @@ def application(models: Mapping[str, Servable], settings: Settings) -> Starlette
         yield
         await asyncio.to_thread(infer.batcher.close)
 
-    routes = [Route("/v2", server), Route("/v2/health/live", live), Route("/v2/health/ready", ready),
-              Route("/metrics", counted)]
+    routes = []  # they are tried in this order
     for place in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        routes += [Route(place, metadata), Route(f"{place}/ready", model_ready),
-                   Route(f"{place}/infer", infer, methods=["POST"])]
+        routes += [Route(f"{place}/infer", infer, methods=["POST"]), Route(place, metadata),
+                   Route(f"{place}/ready", model_ready)]
+    routes += [Route("/v2", server), Route("/v2/health/live", live), Route("/v2/health/ready", ready),
+               Route("/metrics", counted)]
     return Starlette(routes=routes, lifespan=lifespan,
                      exception_handlers={AnyShapeError: refused, HTTPException: refused})

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyshape.artifact.load import load
 from anyshape.base.config import bytes_of
@@ -79,9 +79,6 @@ def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: i
     Raises:
         ConfigError: the address cannot be had.
     """
-    import uvicorn
-
-    from anyshape.tools.serve.app import application
     try:
         listening = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
@@ -90,11 +87,21 @@ def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: i
     # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
-    server = uvicorn.Server(uvicorn.Config(application(models, settings), log_level="warning", access_log=False,
-                                           lifespan="on", backlog=BACKLOG, timeout_graceful_shutdown=drain))
+    server = server_of(models, settings, drain)
     host, port = listening.getsockname()[:2]
     for name, model in models.items():
         shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
             "each request is a call of its own"
         print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
     server.run(sockets=[listening])
+
+
+def server_of(models: Mapping[str, Servable], settings: Settings, drain: int, log_level: str = "warning") -> Any:
+    """The server, which `run` starts on sockets."""
+    import uvicorn
+
+    from anyshape.tools.serve.app import application
+    from anyshape.tools.serve.connections import protocol_of
+    return uvicorn.Server(uvicorn.Config(
+        application(models, settings), http=protocol_of(settings.reading), ws="none", log_level=log_level,
+        access_log=False, lifespan="on", backlog=BACKLOG, timeout_graceful_shutdown=drain))

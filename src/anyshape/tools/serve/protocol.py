@@ -71,7 +71,7 @@ def decode(body: memoryview, header: int | None, inputs: Sequence[TensorSpec],
     if not 0 <= length <= len(body):
         raise _refused(f"{HEADER} is {length}", f"the body has {len(body)} bytes")
     try:
-        text = json.loads(bytes(body[:length]))
+        text = json.loads(bytes(body[:length]), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise _refused("the request is no JSON", str(error)[:200], "send an object of JSON") from None
     given = text.get("inputs") if isinstance(text, dict) else None
@@ -104,7 +104,7 @@ def decode(body: memoryview, header: int | None, inputs: Sequence[TensorSpec],
 
 
 def encode(model: str, request: InferRequest, specs: Sequence[TensorSpec],
-           results: Sequence[Array]) -> tuple[list[bytes], int | None]:
+           results: Sequence[Array]) -> tuple[list[bytes | memoryview], int | None]:
     """A response: its parts, and the bytes of its JSON where tensors lie behind it.
 
     Raises:
@@ -115,9 +115,8 @@ def encode(model: str, request: InferRequest, specs: Sequence[TensorSpec],
         entry = specs[number].encode() | {"shape": list(results[number].shape)}
         array = results[number]
         if binary:
-            data = array.tobytes()
-            entry["parameters"] = {"binary_data_size": len(data)}
-            parts.append(data)
+            entry["parameters"] = {"binary_data_size": array.nbytes}
+            parts.append(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
         else:
             values = wide(array, specs[number].dtype)
             if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -137,6 +136,10 @@ def _refused(what: str, why: str, do: str = DO) -> RequestError:
     return RequestError(400, what, where="the body of the request", why=why, do=do)
 
 
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
+
+
 def _parameters(one: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = one.get("parameters", {})
     if not isinstance(found, dict):
@@ -151,8 +154,9 @@ def _asked_for(text: dict[str, Any], outputs: Sequence[TensorSpec]) -> list[tupl
     if given is None:
         return [(number, usual) for number in range(len(outputs))]
     numbers = {one.name: number for number, one in enumerate(outputs)}
-    if not isinstance(given, list) or not all(isinstance(one, dict) and one.get("name") in numbers for one in given):
-        raise _refused("the outputs are not those of the model", f"it has {', '.join(numbers)}")
+    names = [one.get("name") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else [None]
+    if not all(isinstance(name, str) and name in numbers for name in names) or len(set(names)) != len(names):
+        raise _refused("the outputs are not those of the model", f"it has {', '.join(numbers)}, each once")
     return [(numbers[one["name"]], _parameters(one, one["name"]).get("binary_data", usual) is True) for one in given]
 
 
@@ -203,7 +207,7 @@ def _from_numbers(one: Mapping[str, Any], spec: TensorSpec) -> Array:
         raise _refused(f"the data of {spec.name} have the shape {list(given.shape)}", f"its shape says {list(shape)}")
     with np.errstate(over="ignore"):
         found = given.astype(np.float32 if spec.dtype == "bf16" else dtype)
-    if not ((np.isfinite(found) | ~np.isfinite(given)).all() if kind == "f" else (found == given).all()):
+    if not (np.isfinite(found) if kind == "f" else found == given).all():
         raise _refused(f"a number of {spec.name} is out of range", f"its datatype is {DATATYPES[spec.dtype]}")
     if spec.dtype == "bf16":
         bits = np.empty(found.shape, np.uint16)

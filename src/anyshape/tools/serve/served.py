@@ -85,6 +85,8 @@ class Rows:
 
     def split(self, results: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
         """The results of each request, as views."""
+        if len(rows) == 1 and rows[0] >= self.least:
+            return [list(results)]
         found: list[list[Array]] = [[] for _ in rows]
         ends = np.cumsum(rows)
         total = max(int(ends[-1]), self.least)

@@ -1,0 +1,118 @@
+"""Connections of the server: uvicorn's protocol of HTTP with bounds for what it waits for without any. A client has so
+many seconds for a request's head, from its connection or the head's first byte on, and so many without reading what
+was sent to it; a head has so many bytes. How long a body may take is bounded where it is read (app.py)."""
+from __future__ import annotations
+
+from asyncio import Transport
+from asyncio.events import TimerHandle
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_HEAD = 1 << 16  # bytes of a request before its body
+IDLE, HEAD, BODY = "idle", "head", "body"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """See the head of this file. patience: the seconds; a server has a class of its own, see `protocol_of`."""
+
+    patience = 30.0
+
+    def __init__(self, *arguments: Any, **given: Any) -> None:
+        super().__init__(*arguments, **given)
+        self.part = IDLE  # of a message
+        self.head = 0  # bytes of the head that has not ended
+        self.begun = 0  # messages
+        self.deadline: TimerHandle | None = None
+        self.stalled: TimerHandle | None = None
+        self.unread = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self.deadline = self.loop.call_later(self.patience, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._meet_deadline()
+        self._resumed()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        before, begun = self.part, self.begun
+        super().data_received(data)
+        answered = self.cycle is None or self.cycle.response_complete
+        if self.part == HEAD or answered:  # or what nobody reads: the rest of a body that was refused, empty lines
+            if self.part == HEAD and self.begun == begun + (before == IDLE):  # nothing but this head
+                self.head += len(data)
+            if self.head > MOST_HEAD:
+                self._refuse(b"431 Request Header Fields Too Large", f"the head has more than {MOST_HEAD} bytes")
+            elif self.deadline is None and not self.transport.is_closing():
+                self.deadline = self.loop.call_later(self.patience, self._late)
+
+    def on_message_begin(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self.part, self.head = HEAD, 0
+        self.begun += 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self.part, self.head = BODY, 0
+        self._meet_deadline()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self.part = IDLE
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._resumed()
+        super().resume_writing()
+
+    def _meet_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
+
+    def _late(self) -> None:
+        self.deadline = None
+        if self.part == HEAD:
+            self._refuse(b"408 Request Timeout", f"the head did not arrive within {self.patience:g} s")
+        else:
+            self.transport.abort()
+
+    def _refuse(self, status: bytes, why: str) -> None:
+        text = why.encode()
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+                             + b"content-length: %d\r\n\r\n" % len(text) + text)
+        self.transport.close()
+
+    def _watch(self) -> None:
+        """Looks again later whether the client has read anything."""
+        self.unread = self.transport.get_write_buffer_size()
+        self.stalled = self.loop.call_later(self.patience, self._look)
+
+    def _look(self) -> None:
+        if self.transport.get_write_buffer_size() < self.unread:
+            self._watch()
+        else:
+            self.transport.abort()
+
+    def _resumed(self) -> None:
+        if self.stalled is not None:
+            self.stalled.cancel()
+            self.stalled = None
+
+
+def protocol_of(patience: float) -> type[BoundedProtocol]:
+    """The protocol of a server whose clients have so many seconds."""
+    return type("Connection", (BoundedProtocol,), {"patience": patience})
