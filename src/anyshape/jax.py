@@ -53,6 +53,6 @@ def jit(function: Any = _LEFT_OUT, *, static_argnums: int | Iterable[int] | None
     if function is _LEFT_OUT:
         return lambda given: jit(given, static_argnums=static_argnums, static_argnames=static_argnames, shapes=shapes,
                                  constraints=constraints, **settings)
-    with needed_by("anyshape.jax.jit"):
+    with needed_by("anyshape.jax.jit", "jax"):
         from anyshape.frontend.jax_jit.jitted import jit_function
     return jit_function(function, static_argnums, static_argnames, shapes, constraints, config)
