@@ -130,6 +130,34 @@ def test_static_arguments_numbers_and_keywords() -> None:
         anyshape.jax.jit(3)
 
 
+def test_keys_of_random_numbers_are_arguments_and_results() -> None:
+    """Typed keys, alone, in a trace, in `jax.vmap` and beside what is differentiated."""
+    def drawn(key: Any, x: Any) -> Any:
+        return jax.random.fold_in(key, 3), (x * jax.random.uniform(key, x.shape)).sum()
+
+    fast = anyshape.jax.jit(drawn, strict=True)
+    keys, x = jax.random.split(jax.random.key(1), 2), numbers(5)
+    for call in (fast, jax.jit(lambda key, x: fast(key, x))):
+        (key, found), (wanted_key, wanted) = call(keys[0], x), drawn(keys[0], x)
+        assert key.dtype == wanted_key.dtype
+        same((jax.random.key_data(key), found), (jax.random.key_data(wanted_key), wanted))
+    same(jax.vmap(fast, (0, None))(keys, x)[1], jax.vmap(drawn, (0, None))(keys, x)[1])
+    same(jax.grad(lambda x: fast(keys[0], x)[1])(x), jax.grad(lambda x: drawn(keys[0], x)[1])(x))
+    shaped = anyshape.jax.jit(drawn, shapes=(None, "7"), strict=True)
+    same(shaped(keys[0], numbers(7) * 0)[1], jnp.zeros(()))
+
+
+def test_settings_of_jax_that_decide_dtypes_have_programs_of_their_own() -> None:
+    fast = anyshape.jax.jit(lambda x: x * jnp.arange(3) + jnp.ones(3), strict=True, donate_argnums=0)
+    x = numbers(3)
+    wanted = x * np.arange(3, dtype=np.float32) + 1
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            found = fast(x)
+            assert found.dtype == (np.float64 if wide else np.float32)
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 def test_what_cannot_be_compiled_runs_as_jax_runs_it() -> None:
     def printed(x: Any) -> Any:
         return jax.pure_callback(lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)

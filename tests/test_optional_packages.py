@@ -11,6 +11,9 @@ DOORS = {
     "train_step": "(None, None, None)", "strategy": "(None, None, None, None, world=8)", "save": "(None, 'x')",
 }
 
+# extras that bring what a door reads, and torch
+BY = {"compile_onnx": "onnx", "compile_jax": "jax", "compile_stablehlo": "jax", "compile_tensorflow": "tensorflow"}
+
 
 def test_without_torch_every_door_says_what_to_install() -> None:
     tries = "".join(f"""
@@ -20,13 +23,13 @@ for call in (lambda: anyshape.{name}{arguments},):
     except anyshape.AnyShapeError as error:
         print({name!r}, "|", error.what, "|", error.do)""" for name, arguments in DOORS.items())
     said = alone("import anyshape\n" + tries).splitlines()
-    assert said == [f"{name} | anyshape.{name} needs the package torch | pip install 'anyshape[torch]'"
-                    for name in DOORS]
+    assert said == [f"{name} | anyshape.{name} needs the package torch | pip install 'anyshape[{extra}]'"
+                    for name in DOORS for extra in (BY.get(name, "torch"),)]
 
 
 @pytest.mark.parametrize("command, package, extra", [
     ("version", "torch", "torch"), ("demo", "torch", "demo"), ("bench", "rich", "bench"),
-    ("explain x.py:f", "torch", "torch"), ("compile model.onnx -o model.any", "torch", "torch")])
+    ("explain x.py:f", "torch", "torch"), ("compile model.onnx -o model.any", "torch", "onnx")])
 def test_without_a_package_a_command_says_what_to_install(command: str, package: str, extra: str) -> None:
     said = alone(f"""
         import contextlib, io

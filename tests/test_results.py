@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 import versions
-from anyshape_bench.experiments import exchange, gpu_offline, processes, serving, strategies, warm_start
+from anyshape_bench.experiments import (
+    exchange,
+    gpu_offline,
+    jax_ffi,
+    onnx_models,
+    processes,
+    serving,
+    strategies,
+    warm_start,
+)
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
@@ -42,7 +51,8 @@ PAGES: dict[str, Callable[[Path], str]] = {
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
     "gpu": ("gpu.md", gpu_offline.table), "gpu-device": ("gpu.md", gpu_offline.device_tables),
-    "warm-start": ("using.md", warm_start.table)}
+    "warm-start": ("using.md", warm_start.table), "jax-ffi": ("jax.md", jax_ffi.table),
+    "onnx-models": ("onnx.md", onnx_models.table)}
 
 KEPT = sorted(path.name for path in STORED.iterdir() if path.name not in TABLES)
 

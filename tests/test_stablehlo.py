@@ -82,6 +82,8 @@ CASES: dict[str, Case] = {
         (numbers(3, 6),), (numbers(9, 6),)]),
     "half of it": (lambda x: (x[:x.shape[0] // 2] * 2, x.reshape(-1, 2).sum(1)), [("2*b", F32)], [
         (numbers(6),), (numbers(2),)]),
+    "a window that begins behind its dim": (lambda x: x[2:, 300], [("b, b", F32)], [
+        (numbers(9, 9),), (numbers(3, 3),)]),
     "random bits": (lambda k, x: jax.random.normal(k, (4, 5)) + x, [("2", jnp.uint32), ("4, 5", F32)], [
         (np.array([0, 7], np.uint32), numbers(4, 5))]),
 }

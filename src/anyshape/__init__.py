@@ -72,7 +72,7 @@ def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
         ConfigError: an unknown setting, or the extra `onnx` is not installed.
     """
     from anyshape.base.config import Config
-    with needed_by("anyshape.compile_onnx"):
+    with needed_by("anyshape.compile_onnx", "onnx"):
         from anyshape.frontend.onnx_program import compile_model
     return compile_model(source, Config.make(**settings))
 
@@ -97,7 +97,7 @@ def compile_jax(exported: Any, **settings: Any) -> JaxCallable:
             the line. ConfigError: an unknown setting, or the extra `jax` is not installed.
     """
     from anyshape.base.config import Config
-    with needed_by("anyshape.compile_jax"):
+    with needed_by("anyshape.compile_jax", "jax"):
         from anyshape.frontend.importer_stablehlo import jax_export
     return jax_export.compile_exported(exported, Config.make(**settings))
 
@@ -118,7 +118,7 @@ def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
             unknown setting, or the extra `jax`, whose jaxlib reads modules, is not installed.
     """
     from anyshape.base.config import Config
-    with needed_by("anyshape.compile_stablehlo"):
+    with needed_by("anyshape.compile_stablehlo", "jax"):
         from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
     return stablehlo_callable.compile_module(source, Config.make(**settings))
 
@@ -145,7 +145,7 @@ def compile_tensorflow(source: Any, *, signature: str = "serving_default", **set
         ConfigError: an unknown setting, or the extra `tensorflow` is not installed.
     """
     from anyshape.base.config import Config
-    with needed_by("anyshape.compile_tensorflow"):
+    with needed_by("anyshape.compile_tensorflow", "tensorflow"):
         from anyshape.frontend.importer_tensorflow import callable as tensorflow_callable
     return tensorflow_callable.compile_source(source, signature, Config.make(**settings))
 

@@ -15,7 +15,8 @@ _LEFT_OUT: Any = object()
 
 
 def jit(function: Any = _LEFT_OUT, *, static_argnums: int | Iterable[int] | None = None,
-        static_argnames: str | Iterable[str] | None = None, shapes: Any = None, constraints: Sequence[str] = (),
+        static_argnames: str | Iterable[str] | None = None, donate_argnums: int | Iterable[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None, shapes: Any = None, constraints: Sequence[str] = (),
         **settings: Any) -> JitFunction | Any:
     """Compiles a function of JAX once for all sizes of its arguments.
 
@@ -33,6 +34,8 @@ def jit(function: Any = _LEFT_OUT, *, static_argnums: int | Iterable[int] | None
     Args:
         function: of arrays and trees of them; left out, the call returns a decorator.
         static_argnums, static_argnames: arguments that are values, as of `jax.jit`: each value has programs of its own.
+        donate_argnums, donate_argnames: taken so that a call of `jax.jit` need not be changed; no argument is
+            overwritten.
         shapes: which dims are symbolic, in the words of `jax.export.symbolic_args_specs`: a text such as "batch, 8" for
             each positional argument that is not static, or for each array in it; "..." or None for one that is fixed.
         constraints: of these sizes, such as "batch <= 512".
@@ -50,6 +53,6 @@ def jit(function: Any = _LEFT_OUT, *, static_argnums: int | Iterable[int] | None
     if function is _LEFT_OUT:
         return lambda given: jit(given, static_argnums=static_argnums, static_argnames=static_argnames, shapes=shapes,
                                  constraints=constraints, **settings)
-    with needed_by("anyshape.jax.jit"):
+    with needed_by("anyshape.jax.jit", "jax"):
         from anyshape.frontend.jax_jit.jitted import jit_function
     return jit_function(function, static_argnums, static_argnames, shapes, constraints, config)

@@ -29,6 +29,7 @@ from anyshape.tools.serve.command import serve
 from anyshape.tools.serve.protocol import TensorSpec
 from anyshape.tools.serve.served import Rows, Served
 from anyshape_bench.harness.machine import machine
+from anyshape_bench.harness.marked_part import write_part
 from anyshape_bench.measure.http_load import Load, run
 from anyshape_bench.measure.statistics import median_of, quantile
 
@@ -37,7 +38,7 @@ INPUTS = 250  # different ones
 CORES = len(os.sched_getaffinity(0))
 WAYS = {"anyshape": (1, CORES), "onnxruntime": (1, CORES), "onnxruntime, one call": (CORES, 1)}  # threads, workers
 PORT = 3  # the part of the server's line, by colons, that begins with it
-BEGIN, END = "<!-- serve:begin -->", "<!-- serve:end -->"
+MARK = "serve"
 AIMS = {"p50": 0.8, "p99": 0.8, "per_second": 1.3}
 
 
@@ -175,14 +176,6 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", said, ""])
 
 
-def write_document(path: Path, results: dict[str, Any]) -> None:
-    """Puts the table between the marks of a document."""
-    head, _, rest = path.read_text().partition(BEGIN)
-    _, mark, tail = rest.partition(END)
-    assert mark, f"{path} has no marks {BEGIN} and {END}"
-    path.write_text(f"{head}{BEGIN}\n\n{table(results)}\n{END}{tail}")
-
-
 def main() -> None:
     """The whole experiment, or one server of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -199,7 +192,7 @@ def main() -> None:
     if given.show:
         results = json.loads(given.out.read_text())
         print(table(results))
-        return None if given.write_document is None else write_document(given.write_document, results)
+        return None if given.write_document is None else write_part(given.write_document, MARK, table(results))
     loads: dict[str, list[Load]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="anyshape-serving-") as name:
         folder = Path(name)
@@ -214,7 +207,7 @@ def main() -> None:
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
     if given.write_document is not None:
-        write_document(given.write_document, results)
+        write_part(given.write_document, MARK, table(results))
     return None
 
 

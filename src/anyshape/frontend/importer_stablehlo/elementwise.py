@@ -423,7 +423,7 @@ def reduce_precision(c: Call) -> Any:
     return c.t.cast(c.t.cast(x, dtype), c.dtype)
 
 
-@translates("optimization_barrier")
+@translates("optimization_barrier", "sdy.sharding_constraint")
 def barrier(c: Call) -> Any:
     return tuple(c.inputs)
 

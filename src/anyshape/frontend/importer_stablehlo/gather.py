@@ -16,7 +16,8 @@ from anyshape.frontend.importer_stablehlo.shapes import sliced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, MASKS, Call, translates
 from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
-from anyshape.sym.expr import Size, product
+from anyshape.sym.expr import Size, maximum, minimum, product
+from anyshape.sym.prover import prove_nonnegative
 
 aten = torch.ops.aten
 
@@ -123,10 +124,18 @@ def _times(c: Call, a: Value, size: Size) -> Value:
     return c.op("mul", a, size if isinstance(size, int) else c.t.full(size, a.tensor.shape, "i64"))
 
 
+def _inside(c: Call, start: Size, most: Size) -> Size:
+    """A start between 0 and `most`."""
+    if not prove_nonnegative(c.walk.facts, most - start):
+        start = minimum(start, most)
+    return start if prove_nonnegative(c.walk.facts, start) else maximum(start, 0)
+
+
 def _at_sizes(c: Call, x: Value, how: Any, sizes: Sequence[Size]) -> Value:
     """Of a start that is made of sizes: a slice."""
     start = dict(zip(how["start_index_map"], c.sizes(1), strict=True))
-    starts = [start.get(d, 0) for d in range(len(sizes))]
+    starts = [_inside(c, start.get(d, 0), have - size)
+              for d, (have, size) in enumerate(zip(x.tensor.shape, sizes, strict=True))]
     x = sliced(c, x, starts, [a + n for a, n in zip(starts, sizes, strict=True)], [1] * len(sizes))
     return c.t.reshape(x, [n for d, n in enumerate(x.tensor.shape) if d not in how["collapsed_slice_dims"]])
 

@@ -14,10 +14,18 @@ from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+from anyshape.frontend.importer_stablehlo.module import Module
 from anyshape.frontend.importer_stablehlo.reader import read
 
 with needed_by("anyshape.compile_jax"):
     from jax import export, tree_util
+
+
+def module_of(exported: Any) -> Module:
+    """The module of an exported function."""
+    data = exported.mlir_module_serialized
+    # the bindings read operations of shardings as text only; bytecode has the names of its dialects
+    return read(exported.mlir_module() if b"sdy\0" in data else data)
 
 
 def compile_exported(exported: Any, config: Config) -> JaxCallable:
@@ -29,7 +37,7 @@ def compile_exported(exported: Any, config: Config) -> JaxCallable:
     if exported.nr_devices != 1:
         raise Unsupported(f"the function was exported for {exported.nr_devices} devices", where=exported.fun_name,
                           why="a program runs on one", do="export it for one")
-    return JaxCallable(exported, StablehloCallable(read(exported.mlir_module_serialized), config))
+    return JaxCallable(exported, StablehloCallable(module_of(exported), config))
 
 
 class JaxCallable:

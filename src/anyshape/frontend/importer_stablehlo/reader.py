@@ -107,6 +107,8 @@ class _Reader:
         functions = {}
         for view in module.body.operations:
             operation = view.operation
+            if operation.name == "sdy.mesh":  # shardings say nothing to one device
+                continue
             if operation.name != "func.func":
                 raise Unsupported(f"the module holds {operation.name}", where="its top level",
                                   why="only functions are read", do="export the function alone")

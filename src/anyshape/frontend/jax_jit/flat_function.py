@@ -20,7 +20,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import Unsupported
 from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.importer_stablehlo.callable import StablehloCallable, to_jax
-from anyshape.frontend.importer_stablehlo.reader import read
+from anyshape.frontend.importer_stablehlo.jax_export import module_of
 from anyshape.frontend.jax_jit import ffi_handler, ffi_programs
 from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused, specs_of
 from anyshape.frontend.programs.session import Compilation
@@ -53,9 +53,8 @@ class SizedProgram:
     def __init__(self, classes: SizeClasses, exported: Any, compilation: Compilation, config: Config) -> None:
         self.classes = classes
         self.exported = exported
-        text = exported.mlir_module_serialized
-        self.program = StablehloCallable(read(text), config, compilation)
-        self.number = ffi_programs.number_of(text, config)
+        self.program = StablehloCallable(module_of(exported), config, compilation)
+        self.number = ffi_programs.number_of(exported.mlir_module_serialized, config)
         self.kept = exported.module_kept_var_idx
         self.results: dict[Sizes, list[Any]] = {}
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anyshape.base.config import Config
@@ -24,6 +25,35 @@ with needed_by("anyshape.jax.jit"):
     from jax.extend import source_info_util
 
 source_info_util.register_exclusion(__file__)
+
+
+# settings of JAX that decide what a trace gives
+SETTINGS = ("jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_default_matmul_precision",
+            "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
+
+
+def _is_key(value: Any) -> bool:
+    """Whether an array or its type holds keys of random numbers, which are no numbers to XLA and to us."""
+    return bool(jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """What serves the calls of one kind: of nesting, dtypes, static arguments. keys: places of leaves that are keys of
+    random numbers; the flat function takes their words. out: nesting of the results, and the generators of those that
+    are keys, by place; known once the function has been traced."""
+
+    flat: FlatFunction
+    keys: tuple[int, ...]
+    out: tuple[Any, dict[int, Any]] = (None, {})
+
+    def tree(self, results: Sequence[Any]) -> Any:
+        """The results as the function nests them."""
+        nesting, keys = self.out
+        if keys:
+            results = [jax.random.wrap_key_data(one, impl=keys[n]) if n in keys else one
+                       for n, one in enumerate(results)]
+        return tree_util.tree_unflatten(nesting, results)
 
 
 class JitFunction:
@@ -55,7 +85,7 @@ class JitFunction:
             positional.index(name) for name in static_argnames if name in positional}
         self.static_names = set(static_argnames) | {positional[n] for n in self.static if n < count}
         self.positional = positional
-        self.flat: dict[Any, tuple[FlatFunction, list[Any]]] = {}
+        self.flat: dict[Any, _Kind] = {}
         self.lock = threading.Lock()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -65,7 +95,8 @@ class JitFunction:
         rest = {name: value for name, value in keywords.items() if name not in self.static_names}
         leaves, tree = tree_util.tree_flatten((free, rest))
         kinds = tuple((aval.dtype, len(aval.shape), aval.weak_type) for aval in map(jax.typeof, leaves))
-        key = tuple((n, type(value), value) for n, value in (*fixed, *named)), tree, kinds
+        settings = tuple([getattr(jax.config, name, None) for name in SETTINGS])
+        key = tuple((n, type(value), value) for n, value in (*fixed, *named)), tree, kinds, settings
         try:
             known = self.flat.get(key)
         except TypeError as error:
@@ -73,34 +104,41 @@ class JitFunction:
                              do="pass a value that can be, such as a tuple in place of a list") from error
         if known is None:
             known = self._flat(key, dict(fixed), dict(named), (free, rest), leaves)
-        flat, trees = known
-        results = flat(*leaves)
-        return tree_util.tree_unflatten(trees[0], results)
+        if known.keys:
+            leaves = list(leaves)
+            for n in known.keys:
+                leaves[n] = jax.random.key_data(leaves[n])
+        results = known.flat(*leaves)
+        return known.tree(results)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A method's: with the object as its first argument, as `jax.jit` has it."""
         return self if instance is None else functools.partial(self, instance)
 
     def _flat(self, key: Any, fixed: dict[int, Any], named: dict[str, Any], given: tuple[Any, Any],
-              leaves: Sequence[Any]) -> tuple[FlatFunction, list[Any]]:
+              leaves: Sequence[Any]) -> _Kind:
         tree = key[1]
-        trees: list[Any] = []  # of the results, once it has been traced
+        keys = {n: jax.random.key_impl(leaf) for n, leaf in enumerate(leaves) if _is_key(jax.typeof(leaf))}
+        kind: _Kind
 
         def function(*leaves: Any) -> tuple[Any, ...]:
-            free, rest = tree_util.tree_unflatten(tree, leaves)
+            whole = [jax.random.wrap_key_data(leaf, impl=keys[n]) if n in keys else leaf
+                     for n, leaf in enumerate(leaves)]
+            free, rest = tree_util.tree_unflatten(tree, whole)
             every = list(free)
             for place, value in sorted(fixed.items()):
                 every.insert(place, value)
-            results, out = tree_util.tree_flatten(self.function(*every, **rest, **named))
-            trees[:] = [out]
-            return tuple(jax.numpy.asarray(one) for one in results)
+            found, out = tree_util.tree_flatten(self.function(*every, **rest, **named))
+            results = [jax.numpy.asarray(one) for one in found]
+            kind.out = out, {n: jax.random.key_impl(one) for n, one in enumerate(results) if _is_key(one)}
+            return tuple(jax.random.key_data(one) if n in kind.out[1] else one for n, one in enumerate(results))
 
         with self.lock:
             known = self.flat.get(key)
             if known is None:
                 specs = self._specs(given, leaves)
-                known = self.flat[key] = FlatFunction(function, self.name, self._labels(given), self.compilation,
-                                                      specs), trees
+                flat = FlatFunction(function, self.name, self._labels(given), self.compilation, specs)
+                known = kind = self.flat[key] = _Kind(flat, tuple(keys))
             return known
 
     def _specs(self, given: tuple[Any, Any], leaves: Sequence[Any]) -> list[Any] | None:
@@ -108,9 +146,15 @@ class JitFunction:
         if self.shapes is None:
             return None
         free, rest = given
-        found = export.symbolic_args_specs((free, rest), (self.shapes, "..."), constraints=self.constraints)
-        return [jax.ShapeDtypeStruct(spec.shape, aval.dtype, weak_type=aval.weak_type) for spec, aval in zip(
-            tree_util.tree_leaves(found), map(jax.typeof, leaves), strict=True)]
+        found = tree_util.tree_leaves(
+            export.symbolic_args_specs((free, rest), (self.shapes, "..."), constraints=self.constraints))
+        specs = []
+        for spec, leaf in zip(found, leaves, strict=True):
+            aval = jax.typeof(leaf)
+            words = jax.typeof(jax.random.key_data(leaf)) if _is_key(aval) else aval
+            specs.append(jax.ShapeDtypeStruct((*spec.shape, *words.shape[len(aval.shape):]), words.dtype,
+                                              weak_type=aval.weak_type))
+        return specs
 
     def _labels(self, given: tuple[Any, Any]) -> list[str]:
         """A name for each leaf, by the function's parameters."""
