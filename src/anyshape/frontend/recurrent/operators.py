@@ -183,6 +183,11 @@ def _of_scan(a: Tensor, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return found * functional.pad(h[:-1], [0, 0] * (h.dim() - 1) + [1, 0]), found
 
 
+def _of_linear_scan(context: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    a, h = context.saved_tensors
+    return _of_scan(a, h, grad)
+
+
 def _of_cumprod(context: Any, grad: Tensor) -> tuple[Tensor, None]:
     """Of h[k] = x[k] h[k - 1]: exact where x is 0, too."""
     x, h = context.saved_tensors
@@ -216,7 +221,7 @@ def _cell_backward(context: Any, *grads: Tensor) -> tuple[Any, ...]:
 torch.library.register_autograd("anyshape_recurrent::lstm", _lstm_backward, setup_context=_keep(2), lib=_LIBRARY)
 torch.library.register_autograd("anyshape_recurrent::cell", _cell_backward, setup_context=_keep(1), lib=_LIBRARY)
 torch.library.register_autograd(
-    "anyshape_recurrent::linear_scan", lambda ctx, grad: _of_scan(*ctx.saved_tensors, grad), lib=_LIBRARY,
+    "anyshape_recurrent::linear_scan", _of_linear_scan, lib=_LIBRARY,
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0], output))
 torch.library.register_autograd(
     "anyshape_recurrent::associative_scan", lambda ctx, grads: (grads, [None] * ctx.count), lib=_LIBRARY,

@@ -21,8 +21,8 @@ from anyshape.torch_compat import get
 from anyshape.torch_compat import tree as pytree
 
 _torchs = get("torch._higher_order_ops.associative_scan")  # which hides the module of this name
-_operator, _flat = (getattr(_torchs, "__globals__", {}).get(name) for name in (
-    "associative_scan_op", "wrap_combine_fn_flat"))
+_space: dict[str, Any] = getattr(_torchs, "__globals__", {})
+_operator, _flat = _space.get("associative_scan_op"), _space.get("wrap_combine_fn_flat")
 FUNCTION = None if None in (_operator, _flat) else _torchs
 
 # names of scalar functions, as Dynamo has them in its graphs and as methods
@@ -51,6 +51,7 @@ def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, 
     leaves = [leaf.movedim(dim, 0) for leaf in leaves]
     if reverse:
         leaves = [leaf.flip([0]) for leaf in leaves]
+    assert _operator is not None and _flat is not None
     flat = functools.partial(_flat, combine_fn=combine_fn, spec=spec, num_leaves=len(leaves))
     with torch.no_grad():
         combined = _operator(flat, [leaf.new_empty([2] + [1] * (leaf.dim() - 1)) for leaf in leaves],

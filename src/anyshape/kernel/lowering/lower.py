@@ -224,8 +224,9 @@ class _Lowering:
         *factors, register = (self.read(one, index) for one in node.values())
         kind = self.kinds[register]
         wide = "f64" if value.tensor.dtype == "f32" else kind
-        if factors:  # nothing is before the first, whatever its factor is
-            first = self.apply("eq", self.index(index[node.attr("dim")]), self.constant(0, "i64"), dtype="bool")
+        dim = node.attr("dim")
+        if factors and isinstance(dim, int):  # nothing is before the first, whatever its factor is
+            first = self.apply("eq", self.index(index[dim]), self.constant(0, "i64"), dtype="bool")
             factors = [self.apply("where", first, self.constant(0.0, kind), factors[0], dtype=kind)]
         args = tuple(self.apply("cast", one, dtype=wide) for one in (register, *factors))
         so_far = self.emit("scan", args, dtype=wide, combine=row(node).combine)
