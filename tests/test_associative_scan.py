@@ -73,12 +73,15 @@ def other(left: Any, right: Any) -> Any:
             "im": left["re"] * right["im"] + left["im"] * right["re"]}
 
 
-def test_another_function_is_taken_apart_in_pairs() -> None:
-    fast = anyshape.compile(lambda x: associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic"))
-    for shape in ((2, 5, 3), (2, 4, 3)):
+def test_another_function_has_a_program_from_a_power_of_two_to_the_next() -> None:
+    """Whether a length is even, at each level of the tree of combinations, is no question."""
+    fast = anyshape.compile(lambda x: associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic"),
+                            strict=True)
+    for shape in ((2, 5, 3), (2, 4, 3), (3, 7, 3)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         wanted = associative_scan(other, {"re": x, "im": x * 0.5}, 1, combine_mode="generic")
         torch.testing.assert_close(fast(x), wanted, rtol=1e-4, atol=1e-5)
+    assert len(fast.explain().programs) == 1
 
 
 def test_the_first_factor_is_not_read() -> None:

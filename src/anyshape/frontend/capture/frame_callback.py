@@ -23,6 +23,7 @@ from anyshape.frontend.capture.small_size_guard import PartCoverage
 from anyshape.frontend.messages.recompile_reasons import UNCOVERED, counters, fixed_at, miss_words, singled_out, varying
 from anyshape.frontend.programs.eager_fallback import UNKNOWN, Call, Underway, refuse
 from anyshape.frontend.programs.session import Compilation, NotCovered
+from anyshape.frontend.recurrent.scans import UnknownScan
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import eager_frames, internals
@@ -87,6 +88,7 @@ class Tracing:
     set_up: a call has run as PyTorch does for what only a first call does.
     broken: the failure is a graph break; set by the caller, for the ordinary way, which then traces each part of the
         program for all sizes.
+    in_pairs: code objects of frames with associative scans that no kernel knows.
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
     turn: held by the thread that traces.
@@ -119,6 +121,7 @@ class Tracing:
         self.refusals: dict[Any, int] = {}
         self.set_up = False
         self.broken = False
+        self.in_pairs: set[Any] = set()
         self.single: set[Any] = set()
         self.turn = threading.RLock()
         self.all_sizes = oblivious
@@ -347,13 +350,24 @@ class Tracing:
         return part
 
     def _trace(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None = None) -> Any:
+        code = arguments[0].f_code
+        try:
+            return self._traced(arguments, told, all_sizes, code in self.in_pairs)
+        except Exception as error:
+            if code in self.in_pairs or not isinstance(getattr(error, "inner_exception", error), UnknownScan):
+                raise
+        self.in_pairs.add(code)
+        return self._traced(arguments, told, all_sizes, True)
+
+    def _traced(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None,
+                in_pairs: bool) -> Any:
         config = self.compilation.config
         all_sizes = self.oblivious if all_sizes is None else all_sizes
         # a loop over parts takes a program for each
         programs = api.programs_of_others(arguments[0].f_code, self.inner) + self.sharded
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
-                                                  told.changing), \
+                                                  told.changing, in_pairs), \
                 loops_cut_at_hooks() if self.sharded else contextlib.nullcontext(), \
                 settings.nothing_left_behind(arguments[0].f_globals), self._recorded(arguments[0], told) as keep:
             self.compilation.tracing = told.where, told.reason, told.way

@@ -222,7 +222,9 @@ def rules() -> dict[Any, Callable[..., Any]]:
 
 
 def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
-                     changing: frozenset[str]) -> Any:
-    """torch_trace.tracing_settings, with the rules above."""
-    in_python = IN_PYTHON if oblivious else {one: ours for one, ours in IN_PYTHON.items() if one is not scans.FUNCTION}
+                     changing: frozenset[str], in_pairs: bool = False) -> Any:
+    """torch_trace.tracing_settings, with the rules above. in_pairs: associative scans are traced as trees."""
+    scan, tree = (scans.FUNCTION, scans.associative_scan), (scans.GENERIC, scans.generic_associative_scan)
+    torchs, ours = tree if in_pairs or not oblivious else scan
+    in_python = IN_PYTHON if torchs is None else {**IN_PYTHON, torchs: ours}
     return settings.tracing_settings(dynamic, oblivious, rules(), in_python, others, numbers, changing)

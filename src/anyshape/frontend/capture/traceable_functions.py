@@ -513,7 +513,6 @@ IN_PYTHON: dict[Any, Any] = {
     **({functional.batch_norm: batch_norm} if _is_number and _verify_batch_size else {}),
     **{function: ours for function, ours in (
         (get("torch._C._nn.pad_sequence"), pad_sequence),
-        (scans.FUNCTION, scans.associative_scan),
         (get("torch.distributions.kl._dispatch_kl"), kl_rule))
        if function is not None},
 }

@@ -4,8 +4,8 @@
         -->  cumprod(a, 0), anyshape_recurrent::linear_scan(a, b)
 
 PyTorch's own form for the CPU takes the scan apart in pairs, as often as its length can be halved, and each length that
-is odd somewhere on the way is another program. So its function is traced as the operator, which has the combining
-function as a graph, and the graph is read here. Other functions are PyTorch's form again.
+is odd somewhere on the way is another program. Other functions are traced in that form without its questions: one
+program for the lengths from a power of two to the next.
 """
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from anyshape.torch_compat import tree as pytree
 _torchs = get("torch._higher_order_ops.associative_scan")  # which hides the module of this name
 _space: dict[str, Any] = getattr(_torchs, "__globals__", {})
 _operator, _flat = _space.get("associative_scan_op"), _space.get("wrap_combine_fn_flat")
+GENERIC = _space.get("generic_associative_scan")  # what torch's function calls for the CPU
 FUNCTION = None if None in (_operator, _flat) else _torchs
 
 # names of scalar functions, as Dynamo has them in its graphs and as methods
@@ -62,11 +63,45 @@ def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, 
     return pytree.tree_unflatten([one.movedim(0, dim) for one in found], spec)
 
 
+def generic_associative_scan(operator: Any, leaves: Any, dim: int = 0, additional_inputs: Any = ()) -> Any:
+    """What torch's associative_scan(combine_mode="generic") calls: the same tree of combinations, without a question
+    whether a length is even. The depth of the tree remains: a program for the lengths from a power of two to the next.
+
+    Args:
+        operator: of two lists of tensors, given one after the other. leaves: tensors of one size in `dim`, 1 or more.
+    """
+    count = leaves[0].shape[dim]
+    if count < 2:
+        return leaves
+    pairs, others = count // 2, (count - 1) // 2
+
+    def every_second(x: torch.Tensor, first: int, length: Any) -> torch.Tensor:
+        return torch.ops.aten.slice(x, dim, first, first + 2 * length, 2)
+
+    reduced = pytree.tree_leaves(operator(*[every_second(x, 0, pairs) for x in leaves],
+                                          *[every_second(x, 1, pairs) for x in leaves], *additional_inputs))
+    odd = generic_associative_scan(operator, reduced, dim, additional_inputs)
+    even = pytree.tree_leaves(operator(*[x.narrow(dim, 0, others) for x in odd],
+                                       *[every_second(x, 2, others) for x in leaves], *additional_inputs))
+    result = []
+    for x, at_odd, at_even in zip(leaves, odd, even):
+        mine = torch.cat([x.narrow(dim, 0, 1), at_even], dim)
+        more = [*x.shape]
+        more[dim] = others + 1 - pairs  # one place where the length is odd
+        theirs = torch.cat([at_odd, at_odd.new_zeros(more)], dim)
+        result.append(torch.stack([mine, theirs], dim + 1).flatten(dim, dim + 1).narrow(dim, 0, count))
+    return result
+
+
+class UnknownScan(NotImplementedError):
+    """A combining function that is no recurrence which kernels know; the frame is to be traced with `in_pairs`."""
+
+
 def recognised(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with scans that kernels know in place of each associative scan.
 
     Raises:
-        NotImplementedError: the combining function is another one; the program is to be traced with torch's form.
+        UnknownScan: the combining function is another one.
     """
     scans = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is ASSOCIATIVE_SCAN]
     for node in scans:
@@ -75,7 +110,7 @@ def recognised(gm: fx.GraphModule) -> fx.GraphModule:
         body, *_, more = operator.args
         form = None if more else _form(getattr(gm, body.target), len(leaves))
         if form is None:
-            raise NotImplementedError("a combining function of an associative scan that is no recurrence kernels know")
+            raise UnknownScan("a combining function of an associative scan that is no recurrence kernels know")
         with gm.graph.inserting_before(node):
             made = gm.graph.call_function(_scanned, (form, list(leaves)))
         made.meta = dict(node.meta)
