@@ -247,6 +247,7 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch, anyshape, network
+torch.set_num_threads(1)  # of which a guard asks; a process that is forked has the number of the one it is forked from
 torch.manual_seed(0)
 module = network.Network()
 fast = anyshape.compile(module)
