@@ -358,11 +358,11 @@ def ended(plain: socket.socket) -> bytes:
 
 def test_clients_that_do_not_go_on_are_dropped() -> None:
     head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode()
-    large = head + b"Content-Length: 100000\r\n\r\n"
+    large = head + b"Connection: close\r\nContent-Length: 100000\r\n\r\n"
     with server(Doubling(), settings=Settings(reading=0.3, largest=1000)) as (port, _):
         for given, wanted in ((b"", b""), (head, b"HTTP/1.1 408"), (b"\r\n", b""), (large, b"HTTP/1.1 413"),
                               (large + b"{" * 5000, b"HTTP/1.1 413"),
-                              (head + b"Content-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
+                              (head + b"Connection: close\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
                               (head + b"x: " + b"y" * 100_000, b"HTTP/1.1 431"),
                               (head + b"x: y\r\n" * 20_000, b"HTTP/1.1 431")):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
