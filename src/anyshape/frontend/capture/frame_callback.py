@@ -350,21 +350,10 @@ class Tracing:
         return part
 
     def _trace(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None = None) -> Any:
-        code = arguments[0].f_code
-        try:
-            return self._traced(arguments, told, all_sizes, code in self.in_pairs)
-        except Exception as error:
-            if code in self.in_pairs or not isinstance(getattr(error, "inner_exception", error), UnknownScan):
-                raise
-        self.in_pairs.add(code)
-        return self._traced(arguments, told, all_sizes, True)
-
-    def _traced(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None,
-                in_pairs: bool) -> Any:
-        config = self.compilation.config
-        all_sizes = self.oblivious if all_sizes is None else all_sizes
+        config, code = self.compilation.config, arguments[0].f_code
+        all_sizes, in_pairs = self.oblivious if all_sizes is None else all_sizes, code in self.in_pairs
         # a loop over parts takes a program for each
-        programs = api.programs_of_others(arguments[0].f_code, self.inner) + self.sharded
+        programs = api.programs_of_others(code, self.inner) + self.sharded
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
                                                   told.changing, in_pairs), \
@@ -377,12 +366,19 @@ class Tracing:
                 answer = self.inner(*arguments)
                 if self._part is not None and self._part.guard is not None and api.made_program(answer):
                     internals.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
+            except Exception as error:
+                if in_pairs or not isinstance(getattr(error, "inner_exception", error), UnknownScan):
+                    raise
+                answer = None
+                self.in_pairs.add(code)
             finally:
                 self.all_sizes, self._frame, self._part = self.oblivious, None, None
             if api.made_program(answer):
                 keep(answer, not self.piece())
             if api.made_program(answer) and eager_frames.has_no_graph(answer) and not self.piece():
                 self.empty = True
+        if answer is None and not in_pairs and code in self.in_pairs:
+            return self._trace(arguments, told, all_sizes)
         age_trace_garbage()
         self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)
         return answer
