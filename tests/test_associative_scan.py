@@ -105,3 +105,29 @@ def test_the_gradient_of_a_product_of_zeros_is_exact_and_one_program() -> None:
         (wanted.cumprod(1) ** 2).sum().backward()
         torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
     assert len(fast.explain().programs) == 2
+
+
+def test_complex_numbers_have_eagers_gradients() -> None:
+    fast = anyshape.compile(lambda a, b: associative_scan(linear, (a, b), 1, combine_mode="generic")[1])
+    draws = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, 5, 3, dtype=torch.complex128, generator=draws) for _ in range(2)]
+    pairs = []
+    for function in (fast, lambda a, b: associative_scan(linear, (a, b), 1, combine_mode="generic")[1]):
+        a, b = (one.clone().requires_grad_() for one in given)
+        h = function(a, b)
+        (h * h.conj()).real.sum().backward()
+        pairs.append((h, a.grad, b.grad))
+    for found, wanted in zip(*pairs, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(("function", "words"), [
+    (lambda x: associative_scan(torch.add, x, 7, combine_mode="generic"), "Dimension out of range"),
+    (lambda x: associative_scan(torch.add, x, 1), "need to be on CUDA"),
+    (lambda x: associative_scan(torch.add, x[:, :0], 1, combine_mode="generic"), "scan dimension > 0"),
+    (lambda x: x.cumprod(7), "Dimension out of range")])
+def test_what_eager_refuses(function: Callable[[torch.Tensor], torch.Tensor], words: str) -> None:
+    x = torch.rand(3, 5, 4, requires_grad=True)
+    for one in (function, anyshape.compile(function)):
+        with pytest.raises((ValueError, IndexError), match=words):
+            one(x)

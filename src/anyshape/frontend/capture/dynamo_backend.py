@@ -77,6 +77,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if compilation is None:
         compilation = Compilation(Config.make(**(options or {})), compile_program)
         check_stages(compilation.config)
+    gm = scans.recognised(gm)
     lack = compat.lack()
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
@@ -91,7 +92,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if compilation.step is None:
         _leave_what_is_caught(gm, compilation)
     number = compilation.next_graph(size_names(gm))
-    gm = captured = scans.recognised(gm)
+    captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
         compilation.data_sizes[str(number)] = DataSizeGuard(gm)
     gm = derivatives(_recognised(gm, compilation, number))

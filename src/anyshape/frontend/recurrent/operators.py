@@ -165,10 +165,13 @@ def _linear_scan(a: Tensor, b: Tensor) -> Tensor:
 LINEAR_SCAN = _define("linear_scan(Tensor a, Tensor b) -> Tensor", _linear_scan, lambda a, b: b.new_empty(b.shape))
 
 
+def _not_run(xs: Sequence[Tensor], combined: Sequence[Tensor]) -> list[Tensor]:
+    raise NotImplementedError("an associative scan whose combining function has not been read: report this as a bug")
+
+
 # what stands for an associative scan in a captured graph until its combining function is known (scans.py)
-ASSOCIATIVE_SCAN = _define(
-    "associative_scan(Tensor[] xs, Tensor[] combined) -> Tensor[]", lambda xs, combined: [x.clone() for x in xs],
-    lambda xs, combined: [x.clone() for x in xs])
+ASSOCIATIVE_SCAN = _define("associative_scan(Tensor[] xs, Tensor[] combined) -> Tensor[]", _not_run,
+                           lambda xs, combined: [x.clone() for x in xs])
 
 
 CUMPROD = _define("cumprod(Tensor x, int dim) -> Tensor", lambda x, dim: x.cumprod(dim).contiguous(),
@@ -178,9 +181,9 @@ CUMPROD = _define("cumprod(Tensor x, int dim) -> Tensor", lambda x, dim: x.cumpr
 def _of_scan(a: Tensor, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of a and b. What comes to h[k] is grad[k], and a[k + 1] of what comes to h[k + 1]: the same recurrence,
     from the end."""
-    later = functional.pad(a[1:], [0, 0] * (a.dim() - 1) + [0, 1])
+    later = functional.pad(a[1:].conj(), [0, 0] * (a.dim() - 1) + [0, 1])
     found = LINEAR_SCAN(later.flip(0), grad.flip(0)).flip(0)
-    return found * functional.pad(h[:-1], [0, 0] * (h.dim() - 1) + [1, 0]), found
+    return found * functional.pad(h[:-1].conj(), [0, 0] * (h.dim() - 1) + [1, 0]), found
 
 
 def _of_linear_scan(context: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Ten
     """torch.cumprod: where a gradient is wanted an operator of ours, since that of PyTorch takes the length as a number
     and looks for zeros."""
     made = input if dtype is None else input.to(dtype)
-    if made.requires_grad and made.dim() and made.is_floating_point():
+    if made.requires_grad and made.is_floating_point() and -made.dim() <= dim < made.dim():
         return CUMPROD(made, dim % made.dim())
     return torch.ops.aten.cumprod.default(input, dim, dtype=dtype)
 
@@ -48,6 +48,9 @@ def associative_scan(combine_fn: Any, xs: Any, dim: int, reverse: bool = False, 
     """torch's function of this name, in traces for all sizes: a step that `recognised` reads. Its operator is traced
     beside it, on tensors of two elements that nothing computes: it has the combining function as a graph."""
     leaves, spec = pytree.tree_flatten(xs)
+    modes = ("generic",) if any(leaf.device.type == "cpu" for leaf in leaves) else ("generic", "pointwise")
+    if combine_mode not in modes or not -leaves[0].dim() <= dim < leaves[0].dim() or leaves[0].shape[dim] == 0:
+        return pytree.tree_unflatten(ASSOCIATIVE_SCAN(leaves, []), spec)  # is traced as torch's, which refuses it
     dim = dim % leaves[0].dim()
     leaves = [leaf.movedim(dim, 0) for leaf in leaves]
     if reverse:
@@ -106,8 +109,7 @@ def recognised(gm: fx.GraphModule) -> fx.GraphModule:
     scans = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is ASSOCIATIVE_SCAN]
     for node in scans:
         leaves, combined = node.args
-        operator = combined[0].args[0]
-        body, *_, more = operator.args
+        body, *_, more = combined[0].args[0].args if combined else (None, True)
         form = None if more else _form(getattr(gm, body.target), len(leaves))
         if form is None:
             raise UnknownScan("a combining function of an associative scan that is no recurrence kernels know")
