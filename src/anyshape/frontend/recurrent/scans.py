@@ -109,8 +109,10 @@ def recognised(gm: fx.GraphModule) -> fx.GraphModule:
     scans = [node for node in gm.graph.nodes if node.op == "call_function" and node.target is ASSOCIATIVE_SCAN]
     for node in scans:
         leaves, combined = node.args
-        body, *_, more = combined[0].args[0].args if combined else (None, True)
-        form = None if more else _form(getattr(gm, body.target), len(leaves))
+        form = None
+        if combined:  # of the operator: its function, what it scans, and what else the function reads
+            body, _, more = combined[0].args[0].args
+            form = None if more else _form(getattr(gm, body.target), len(leaves))
         if form is None:
             raise UnknownScan("a combining function of an associative scan that is no recurrence kernels know")
         with gm.graph.inserting_before(node):
