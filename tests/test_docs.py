@@ -26,6 +26,8 @@ from typing import Any
 
 import pytest
 
+import once_a_run
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "anyshape"
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -128,8 +130,12 @@ RUNNABLE = [path for path in DOCUMENTS if any(block.info == "python" for block i
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of every document that has python blocks."""
+    return once_a_run.made(tmp_path_factory, "documents", run_documents)  # type: ignore[no-any-return]
+
+
+def run_documents() -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("ANYSHAPE_") or name == "ANYSHAPE_CACHE_DIR"}
     environment["PYTHONPATH"] = str(ROOT / "src")
