@@ -590,9 +590,36 @@ def test_a_finally_is_no_except() -> None:
         except (ImportError, KeyError):
             return x
 
-    for function in (indexed, parsed):
+    def explained(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[at]
+        except IndexError as error:
+            if at.numel() > 3:
+                raise ValueError("too many") from error
+            raise
+
+    for function in (indexed, parsed, explained):
+        fast = anyshape.compile(function, strict=True)
         with pytest.raises(IndexError):
-            anyshape.compile(function, strict=True)(torch.randn(3, 3), torch.tensor([8]))
+            fast(torch.randn(3, 3), torch.tensor([8]))
+        torch.testing.assert_close(fast(torch.eye(4), torch.tensor([1, 2])), torch.eye(4)[1:3])
+
+
+def test_an_error_that_a_handler_raises_instead_is_seen_by_another() -> None:
+    def function(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        try:
+            try:
+                return x[at]
+            except IndexError as error:
+                raise ValueError("no such row") from error
+        except ValueError:
+            return x.sum(0, keepdim=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fast = anyshape.compile(function)
+        for at in (torch.tensor([1]), torch.tensor([8])):
+            torch.testing.assert_close(fast(torch.eye(3), at), function(torch.eye(3), at))
 
 
 @pytest.mark.parametrize("before", (True, False))

@@ -5,6 +5,9 @@ one is met is left to PyTorch, and what it calls is captured by itself.
         return table[ids]            # an index is out of range: found when the program runs
     except IndexError:               # which is in the frame, not in the graph
         return table[ids.clamp(max=9)]
+
+A handler that raises in all its paths does not count: the error leaves the frame with or without it, as the operator's
+own instead of the handler's.
 """
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ _SUBSCRIPTS = operator.getitem, operator.setitem
 # what no operator raises because of values
 _OTHERS = frozenset(("ImportError", "ModuleNotFoundError", "AttributeError", "KeyError", "StopIteration", "TypeError",
                      "NotImplementedError", "OSError", "FileNotFoundError", "ValueError", "AssertionError"))
+# of the handlers around a line: they go on after an error of an operator; they raise one of their own; they go on after
+# errors of other kinds
+_CATCHES, _RAISES, _OTHER = "catches", "raises", "other"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
@@ -38,10 +44,19 @@ def caught(gm: GraphModule) -> str:
     frame, or of what it calls, would see that; empty where there is none."""
     for node in gm.graph.nodes:
         if node.op in ("call_function", "call_method") and _may_fail(node):
-            for file, line in _FRAME.findall(node.stack_trace or ""):
-                if any(first <= int(line) <= last for first, last in _guarded(file, len(linecache.getlines(file)))):
-                    return f"{file.rsplit('/', 1)[-1]}:{line}  {linecache.getline(file, int(line)).strip()}"
+            frames = [(file, int(line)) for file, line in _FRAME.findall(node.stack_trace or "")]
+            around = {guard: (file, line) for file, line in frames for guard in _guards(file, line)}
+            # what a handler raises instead may be of a kind that another one sees
+            where = around.get(_CATCHES) or (around.get(_OTHER) if _RAISES in around else None)
+            if where is not None:
+                file, line = where
+                return f"{file.rsplit('/', 1)[-1]}:{line}  {linecache.getline(file, line).strip()}"
     return ""
+
+
+def _guards(file: str, line: int) -> list[str]:
+    """What the handlers of each block around a line do with an error of an operator."""
+    return [guard for first, last, guard in _guarded(file, len(linecache.getlines(file))) if first <= line <= last]
 
 
 def _may_fail(node: Node) -> bool:
@@ -55,22 +70,28 @@ def _may_fail(node: Node) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _guarded(file: str, _lines: int) -> tuple[tuple[int, int], ...]:
-    """First and last line of each block of a file whose errors a handler sees."""
+def _guarded(file: str, _lines: int) -> tuple[tuple[int, int, str], ...]:
+    """First and last line of each block of a file that has handlers, and what they do with an error of an operator."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return ()
-    return tuple((one.body[0].lineno, one.body[-1].end_lineno or one.body[-1].lineno) for one in _blocks(tree))
+    return tuple((one.body[0].lineno, one.body[-1].end_lineno or one.body[-1].lineno, guard)
+                 for one, guard in _blocks(tree))
 
 
-def _blocks(tree: ast.AST) -> Iterator[Any]:
+def _blocks(tree: ast.AST) -> Iterator[tuple[Any, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Try, ast.TryStar)):
-            if any(_sees(handler.type) for handler in node.handlers):
-                yield node
-        elif isinstance(node, ast.With) and any(_suppresses(item.context_expr) for item in node.items):
-            yield node
+        if isinstance(node, (ast.Try, ast.TryStar)) and node.handlers:
+            returning = [handler for handler in node.handlers if not _raises(handler.body)]
+            if any(_sees(handler.type) for handler in returning):
+                yield node, _CATCHES
+            elif any(_sees(handler.type) for handler in node.handlers):
+                yield node, _RAISES
+            if returning:
+                yield node, _OTHER
+        elif isinstance(node, ast.With) and any(map(_is_suppress, node.items)):
+            yield node, _CATCHES if any(map(_suppresses, node.items)) else _OTHER
 
 
 def _sees(kind: ast.expr | None) -> bool:
@@ -79,8 +100,22 @@ def _sees(kind: ast.expr | None) -> bool:
     return any(one is None or _last_name(one) not in _OTHERS for one in kinds)
 
 
-def _suppresses(context: ast.expr) -> bool:
-    return isinstance(context, ast.Call) and _last_name(context.func) == "suppress" and any(map(_sees, context.args))
+def _raises(body: list[ast.stmt]) -> bool:
+    """Whether each path through the statements ends in a `raise`."""
+    if any(isinstance(node, (ast.Return, ast.Break, ast.Continue)) for one in body for node in ast.walk(one)):
+        return False
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return bool(last.orelse) and _raises(last.body) and _raises(last.orelse)
+    return isinstance(last, ast.Raise)
+
+
+def _is_suppress(item: ast.withitem) -> bool:
+    return isinstance(item.context_expr, ast.Call) and _last_name(item.context_expr.func) == "suppress"
+
+
+def _suppresses(item: ast.withitem) -> bool:
+    return _is_suppress(item) and any(map(_sees, item.context_expr.args))  # type: ignore[attr-defined]
 
 
 def _last_name(node: ast.expr) -> str:
