@@ -15,10 +15,12 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import miss_words, source_words
+from anyshape.frontend.messages.size_text import said
 from anyshape.frontend.programs import compile_program as program
 from anyshape.frontend.programs import differential_check
 from anyshape.plan.ir.program import KernelStep
 from anyshape.runtime.inspect.watermark import watched
+from anyshape.sym.expr import symbol
 from anyshape.tools import repro as repro_tool
 
 
@@ -170,6 +172,17 @@ def test_a_call_may_take_less_than_the_formula():
         assert note.bytes == seen[0].counted + rows * 8 * 4
         found.append(less)
     assert True in found, "the test has no case left"
+
+
+def test_a_long_formula_is_said_in_numbers():
+    rows, columns = symbol("rows"), symbol("columns")
+    short, long = 4 * rows * columns, sum(((rows + at) // (at + 2) * columns for at in range(40)), 64 * rows)
+    assert said(short) == "4*columns*rows B"
+    assert said(short, (("rows", 2), ("columns", 512))) == "4*columns*rows B = 4.0 KB"
+    told = said(long, (), (("rows", 1), ("columns", 1)))
+    assert told.startswith("64 B at columns=1, rows=1 (by a formula of ") and len(told) < 100, told
+    assert said(long, (("rows", 1), ("columns", 1))) == "64 B"
+    assert said(long) == f"a formula of {len(str(long)):,} characters"
 
 
 def test_a_size_that_does_not_exist():

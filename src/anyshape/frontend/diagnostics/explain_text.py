@@ -125,10 +125,10 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
     lines.append(f"sizes:  {', '.join(sizes) or 'none: every size is fixed'}")
     if program.other is not None:
         lines.append("orders: two; calls take the one that needs less at their sizes. This is the first; the arena of "
-                     f"the other is {said(program.other, explanation.values)}")
+                     f"the other is {_said(program.other, program, explanation)}")
     lines += [f"edited: {path}" for path in program.edited]
     parts: list[Any] = [Text("\n".join(lines))]
-    refused = ((said(one.bytes, explanation.values), one.reason, ", ".join(one.values)) for one in program.refusals)
+    refused = ((_said(one.bytes, program, explanation), one.reason, ", ".join(one.values)) for one in program.refusals)
     parts += [*_filled(_kernels(program, explanation), _calls(program),
                        _table("versions that ran", ("kernel", "version", "at sizes such as"), (
                            (one.kernel[:9], one.version, "; ".join(one.sizes)) for one in program.versions)),
@@ -162,7 +162,7 @@ def _kernels(program: ProgramNote, explanation: Explanation) -> Any:
         name += "".join(f"\n{', '.join(each[:9] for each in (one.kernel, *one.then))} when {one.when}"
                         for one in kernel.regimes if one.when)
         rows.append((name, f"{len(kernel.ops)}: {_squeezed(kernel.ops)}", f"{kernel.rows} x {kernel.columns}",
-                     said(kernel.read + kernel.written, explanation.values), _source(kernel.lines)))
+                     _said(kernel.read + kernel.written, program, explanation), _source(kernel.lines)))
     return _table(f"{_count(len(rows), 'kernel')} of our own",
                   ("kernel", "fused", "rows x columns", "bytes moved", "source"), rows)
 
@@ -187,16 +187,17 @@ def _calls(program: ProgramNote) -> Any:
 
 def _memory(program: ProgramNote, explanation: Explanation) -> Any:
     values = explanation.values
-    title = (f"memory: arena {arena_text(program.arena, program.placed, values)}, "
-             f"outputs {said(program.outputs, values)}")
+    title = (f"memory: arena {arena_text(program.arena, program.placed, values, program.likely)}, "
+             f"outputs {_said(program.outputs, program, explanation)}")
     if not (isinstance(program.saved, int) and program.saved == 0):
-        title += f", saved for the backward {said(program.saved, values)}"
+        title += f", saved for the backward {_said(program.saved, program, explanation)}"
     likely = {**dict(program.likely), **dict(values)}
     counts = [number(step.live, likely) or 0 for step in program.steps]
     highest = max(counts, default=0) or 1
     shown = sorted(sorted(range(len(counts)), key=lambda i: -counts[i])[:MOST_STEPS])
-    rows = ((str(step.number), step.what, said(step.live, values), "#" * round(16 * counts[index] / highest),
-             _source((step.where,))) for index in shown for step in (program.steps[index],))
+    rows = ((str(step.number), step.what, _said(step.live, program, explanation),
+             "#" * round(16 * counts[index] / highest), _source((step.where,)))
+            for index in shown for step in (program.steps[index],))
     more = f"the {len(shown)} steps with the most bytes alive, of {len(counts)}" if len(counts) > len(shown) else None
     return _table(title, ("step", "what", "alive", "", "source"), rows, right=("step",), caption=more)
 
@@ -206,6 +207,10 @@ def _undecided(program: ProgramNote) -> Any:
     return _table("bytes that are not known to be ordered", ("one", "other"), (
         (str(one), str(other)) for one, other in program.undecided[:MOST_PAIRS]),
         caption=f"and {more} more" if more > 0 else None)
+
+
+def _said(size: Size, program: ProgramNote, explanation: Explanation) -> str:
+    return said(size, explanation.values, program.likely)
 
 
 def _times(program: ProgramNote) -> str:
