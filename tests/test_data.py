@@ -867,6 +867,25 @@ def test_a_question_about_the_data_is_named_with_what_to_do():
     assert anyshape.stats()["eager_calls"] == 0
 
 
+def test_a_question_that_known_sizes_decide():
+    """Rows that the data choose and `more` known ones: none are left only where `more` is none."""
+    def loops_removed(x: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([x[x[:, 0] > 0], more])
+        if rows.numel() == 0:
+            return rows.sum(0) - 1
+        return (rows * 2).sum(0)
+
+    fast = anyshape.compile(loops_removed, defer=False)
+    anyshape.reset_stats()
+    for rows, more in ((5, 3), (7, 2), (4, 1), (0, 9)):
+        x, y = torch.randn(rows, 4), torch.randn(more, 4)
+        torch.testing.assert_close(fast(x, y), loops_removed(x, y))
+    assert anyshape.stats()["eager_calls"] == 0
+    for rows in (5, 0):
+        x, y = -torch.rand(rows, 4), torch.randn(0, 4)
+        torch.testing.assert_close(fast(x, y), loops_removed(x, y))
+
+
 @pytest.mark.parametrize("way", ["compile", "train_step", "backend"])
 def test_batch_norm_that_averages_over_all_batches(way: str) -> None:
     """`momentum=None`: the weight of a batch is one over their number, which a tensor counts."""

@@ -163,6 +163,8 @@ def _of_numbers(asking: _Asking) -> list[Patch]:
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
         answer = _general_answer(self, asking.running[-1]) if asking.running else None
+        if not asking.running:
+            _guard_rows(self)
         return guard(self, file, line) if answer is None else answer
 
     def expect_true(self: Any, file: str, line: int) -> bool:
@@ -301,11 +303,29 @@ def _general_answer(node: Any, place: str) -> bool | None:
     return None
 
 
-def _where_positive(formula: Any) -> bool | None:
-    """Whether a condition holds for all sizes from 1 on; None when that cannot be told."""
+def _guard_rows(node: Any) -> None:
+    """`if edges.numel() > 0` of some that the data choose and one for each of n rows: u0 + n is not 0 where n is not,
+    whatever u0 is. What was asked is decided by guards of the sizes that are known, where these decide it."""
     import sympy
-    known = formula.xreplace({size: sympy.Symbol(size.name, positive=True, integer=True)
-                              for size in formula.free_symbols if size.is_nonnegative})
+    env, formula = node.shape_env, node.expr
+    sizes = traced_values(env)
+    known = [symbol for symbol in formula.free_symbols if symbol in sizes]
+    later = [symbol for symbol in formula.free_symbols if symbol not in sizes]
+    if not known or not later or getattr(env, "_error_on_new_guards", False) or any(sizes[one] < 1 for one in known) \
+            or any(env.var_to_range[symbol].lower < 0 for symbol in later):
+        return
+    if env._maybe_evaluate_static(formula) is None and _where_positive(formula, later) is not None:
+        for symbol in known:
+            env.evaluate_expr(sympy.Ge(symbol, 1), sympy.true)
+
+
+def _where_positive(formula: Any, later: Sequence[Any] = ()) -> bool | None:
+    """Whether a condition holds for all sizes from 1 on, and from 0 on for `later`; None when that cannot be told."""
+    import sympy
+    known = formula.xreplace({
+        **{size: sympy.Symbol(size.name, positive=True, integer=True) for size in formula.free_symbols
+           if size.is_nonnegative},
+        **{size: sympy.Symbol(size.name, nonnegative=True, integer=True) for size in later}})
     return bool(known) if known in (sympy.true, sympy.false) else None
 
 
