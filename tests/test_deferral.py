@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
+from anyshape import torch_compat as compat
 from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend.capture import lazy_recompile
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.frontend.capture.lazy_recompile import MOST
+from anyshape.torch_compat import access
 
 
 class Asks(nn.Module):
@@ -151,6 +153,19 @@ def test_background_runs_as_pytorch_until_the_program_is_there() -> None:
     assert len(model.programs) == 2
     for n in (0, 1, 2, 7):
         agrees(model, module, n)
+
+
+def test_background_by_the_rule_for_frames_of_torch_2_11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked about code alone."""
+    rule = compat.get("torch._dynamo.trace_rules.check")
+    monkeypatch.setitem(access._found, "torch._dynamo.trace_rules.check",
+                        lambda obj, is_inlined_call=False: rule(obj, is_inlined_call))
+    module = Asks().eval()
+    model = compiled(module, background=True)
+    agrees(model, module, 3)
+    wait(model)
+    agrees(model, module, 5)
+    assert len(model.programs) == 1
 
 
 def test_background_leaves_random_numbers_and_flags_alone() -> None:

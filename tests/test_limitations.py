@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
+from anyshape import torch_compat as compat
 from anyshape.backend.cpu.bytecode import format as bytecode
 from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.ir.show import show as show_graph
@@ -297,8 +298,9 @@ def test_what_is_compiled_again_is_traced_again() -> None:
 @pytest.mark.parametrize(("function", "x"), [
     (torch.nn.functional.rrelu, torch.randn(3, 5, 4).mT),
     (lambda x: torch.nn.functional.max_pool1d(x, 2), torch.randn(2, 6, 4).mT),
-    (lambda x: torch.nn.functional.conv3d(x, torch.ones(5, 4, 2, 2, 2)),
-     torch.randn(2, 4, 4, 6, 5).to(memory_format=torch.channels_last_3d)),
+    pytest.param(lambda x: torch.nn.functional.conv3d(x, torch.ones(5, 4, 2, 2, 2)),
+                 torch.randn(2, 4, 4, 6, 5).to(memory_format=torch.channels_last_3d), marks=pytest.mark.skipif(
+                     compat.version() < (2, 12), reason="by the rule of torch 2.11 it lies as eager's does")),
 ], ids=["rrelu", "max_pool1d", "conv3d"])
 def test_results_that_lie_otherwise_than_eager_s(function, x):
     found, wanted = anyshape.compile(lambda x: function(x), strict=True)(x), function(x)

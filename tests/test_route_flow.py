@@ -162,9 +162,10 @@ def mlp(width: int = WIDTH) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 12), nn.ReLU(), nn.Linear(12, width))
 
 
-def layer(experts: bool = False, k: int = 1, branches: list[nn.Module] | None = None) -> route.Router:
+def layer(experts: bool = False, k: int = 1, branches: list[nn.Module] | None = None,
+          gate: nn.Module | None = None) -> route.Router:
     own = route.Experts(3, WIDTH, 12) if experts else branches or [mlp() for _ in range(3)]
-    return route.Router(route.top_k(nn.Linear(WIDTH, 3), k=k), own)
+    return route.Router(route.top_k(gate or nn.Linear(WIDTH, 3), k=k), own)
 
 
 class Two(nn.Module):
@@ -204,7 +205,10 @@ def test_branches_that_join_rows_make_what_follows_of_any_cell():
     norm = nn.BatchNorm1d(WIDTH)
     seen = relation(nn.Identity(), first=layer(branches=[mlp(), norm, mlp()]))
     assert seen.kind == "identity"  # the sources are what comes out of a
-    model = Two(nn.Identity(), first=layer(branches=[mlp(), norm, mlp()]))
+    gate = nn.Linear(WIDTH, 3)
+    with torch.no_grad():
+        gate.bias.copy_(torch.tensor([0.0, 99.0, 0.0]))  # while it trains, the norm refuses a single row
+    model = Two(nn.Identity(), first=layer(branches=[mlp(), norm, mlp()], gate=gate))
     assert route.analyze(model.eval(), torch.randn(6, WIDTH)).between("input", "b").kind == "identity"
     mixed = route.analyze(model.train(), torch.randn(6, WIDTH)).between("input", "b")
     assert mixed.kind == "mixed" and mixed.sets == (None,) * 6

@@ -349,6 +349,40 @@ def test_any_model_is_planned_printed_changed_and_written(tmp_path: Path) -> Non
         anyshape.strategy(model, loss_fn, optimizer, batch, world=12, mesh={"tensor": 8})
 
 
+class Reader(nn.Module):
+    """What it does between its embedding and its head is given."""
+
+    def __init__(self, inner: nn.Module, head: bool) -> None:
+        super().__init__()
+        self.embed, self.inner = nn.Embedding(256, 16), inner
+        self.head = nn.Linear(16, 256, bias=False) if head else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.inner(self.embed(tokens))
+        x = found[0] if isinstance(found, tuple) else found
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+
+
+class Wider(nn.Module):
+    """Each position becomes two."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x.mT, scale_factor=2.0, mode="linear").mT
+
+
+@pytest.mark.parametrize(("inner", "head", "inputs", "rows"), [
+    (nn.Identity(), False, "embed.weight", "s*b"),  # the demo's head: refused by PyTorch 2.12's rule in C++
+    (nn.LSTM(16, 16, batch_first=True), True, "inner.weight_ih_l0", "s*b"),
+    (Wider(), True, "head.weight", "2*s*b"),
+], ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else "")
+def test_products_have_sizes_for_every_batch_and_length(inner: nn.Module, head: bool, inputs: str, rows: str) -> None:
+    work = anyshape.strategy(Reader(inner, head), lambda model, tokens: model(tokens).square().mean(), None,
+                             torch.zeros(16, 128, dtype=torch.int64), world=2).problem.workload
+    found = {f"{layer.name}.{one.name}": one.rows for layer in work.layers for one in layer.products}
+    symbols = {"s": symbol(work.length), "b": symbol(work.batch)}
+    assert found[inputs] == eval(rows, {}, symbols), found
+
+
 def test_the_command_prints_a_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategy", f"{__file__}:make", "--world", "4", "--machine", "a100", "--mesh", "tensor=2",
                  "--override", "layers.*.mlp=column", "--out", str(tmp_path / "a.html")]) == 0

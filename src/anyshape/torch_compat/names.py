@@ -175,6 +175,8 @@ TRACING = {
     **{f"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default{name}": Name(
         "attention is no random operator", "programs that compute it again are cut in pieces, or run as PyTorch")
        for name in ("", "._tags", "._nondeterministic_seeded")},
+    "torch._dispatch.python.enable_python_dispatcher": Name(
+        "a strategy for models with recurrent layers or resizing", "they have none, or one for sizes that are numbers"),
     **{path: Name("what operators do in traces", "a dropout that drops nothing gives a copy")
        for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")

@@ -134,7 +134,9 @@ str]]:
         for one in training:
             one.training = False  # dropout costs next to nothing, and draws random numbers in place
         with compat.compile_lock(), fx_in_this_thread(), torch.no_grad(), mode:
-            given = [torch.empty(one.shape, dtype=one.dtype) for one in weights.values()]
+            # a product with a weight that is trained is taken apart as one of matrices, whatever its other operand is
+            given = [torch.empty(one.shape, dtype=one.dtype, requires_grad=one.requires_grad)
+                     for one in weights.values()]
             graph = api.trace_formulas(run, [*batch, *given], decompositions.table())
     finally:
         for one in training:

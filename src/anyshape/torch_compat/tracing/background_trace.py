@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -29,7 +30,10 @@ def frame_to_keep(frame: Any) -> Any:
 def passed_over(frame: Any) -> bool:
     """Whether Dynamo lets such a frame run as it is, and looks at what it calls: that takes no time."""
     check = compat.get("torch._dynamo.trace_rules.check")
-    return check is not None and bool(check(frame.f_code, frame=frame))
+    if check is None:
+        return False
+    more = {"frame": frame} if "frame" in inspect.signature(check).parameters else {}  # torch 2.11 asks for code
+    return bool(check(frame.f_code, **more))
 
 
 def takes(answer: Any, frame_locals: dict[str, Any]) -> bool:

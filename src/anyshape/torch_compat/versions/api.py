@@ -212,9 +212,12 @@ def too_many_graphs() -> tuple[type[BaseException], ...]:
 
 def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
                    table: dict[Any, Callable[..., Any]]) -> torch.fx.GraphModule:
-    """The ATen graph of `function` at fake tensors, decomposed by `table`; whoever traces meanwhile sees nothing."""
+    """The ATen graph of `function` at fake tensors, decomposed by `table`; whoever traces meanwhile sees nothing.
+    Operators have their Python kernels, as AOTAutograd has them: those in C++ ask for sizes in numbers, and fail or
+    fix them where they are symbols (products with weights before torch 2.13, recurrent layers, resizing)."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
-    with torch.no_grad(), disable_proxy_modes_tracing():
+    by_python = compat.get("torch._dispatch.python.enable_python_dispatcher") or contextlib.nullcontext
+    with torch.no_grad(), disable_proxy_modes_tracing(), by_python(), eager_operators():
         return make_fx(function, decomposition_table=table)(*values)
 
 
