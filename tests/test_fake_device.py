@@ -3,12 +3,8 @@ do their work in adversarial orders."""
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import torch
 
 import anyshape
 import fake_device
+import forked
 from anyshape.backend import targets
 from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.triton.runner import STEP, StreamRunner
@@ -637,14 +634,10 @@ def test_limits(fake: FakeDriver) -> None:
 
 def test_interpreted_kernels() -> None:
     """A GPU's kernels, interpreted behind the driver, in a process of their own; none may be skipped."""
-    here = Path(__file__).parent
-    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(here), *sys.path]))}
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=interpreted_*.py",
-               "tests/interpreted_device.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, check=False,
-                          env=os.environ | variables)
+    done = forked.run_tests(["-o", "python_files=interpreted_*.py", "tests/interpreted_device.py"],
+                            TRITON_INTERPRET="1")
     last = done.stdout.strip().split("\n")[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:] + done.stderr[-999:]
 
 
 def test_work_that_fails_is_the_last() -> None:
