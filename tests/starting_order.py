@@ -17,7 +17,8 @@ import time_budget
 
 FIRST = """hostile models opinfo data edges fuzz frontend train_step written_attention attention half convolution limit
 undefined_gradients symint_cache bounds run backend""".split()
-WITHOUT_A_GPU = "triton fake_device fake_offload torch_device device_bench gpu_graphs gemm_epilogue".split()
+WITHOUT_A_GPU = """triton fake_device fake_offload fake_offload_choice torch_device device_bench gpu_graphs
+gemm_epilogue""".split()
 EARLY = (*FIRST, *WITHOUT_A_GPU)
 LAST = "bench demo deploy_examples dist_processes dist_wrapped examples docs".split()
 

@@ -267,18 +267,32 @@ def test_a_status_that_is_read_too_early_is_found(fake: FakeDriver, monkeypatch:
 
 
 def test_memory_that_is_short(fake: FakeDriver) -> None:
-    fast = anyshape.compile(two, strict=True)
-    x = torch.randn(500, 70)
-    fast(x)
+    """As on a card that is too small, or that another process has filled meanwhile: such a call runs as PyTorch."""
+    def weights(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.t(), 1).sum(0)
+
+    fast, strict = anyshape.compile(weights), anyshape.compile(weights, strict=True)
+    x, large = torch.randn(5, 7), torch.randn(300, 7)
+    for one in (fast, strict):
+        one(x)
     fake.everything()
-    fake.limit = fake.live + 4096
-    program(fast).context.temporary.release_idle()
-    with pytest.raises(RuntimeError, match="memory"):
-        fast(torch.randn(5000, 700))
-    fake.limit = 1 << 40
-    found = fast(x)
-    fake.everything()
-    torch.testing.assert_close(found, two(x))
+    for one in (fast, strict):
+        program(one).context.temporary.release_idle()
+    fake.limit = fake.live + (64 << 10)  # the result fits, what is before it does not
+    anyshape.reset_stats()
+    with pytest.raises(DeviceError, match="the device has not enough memory") as error:
+        strict(large)
+    assert "for an arena of" in error.value.why and "end what else uses the card" in error.value.do
+    with pytest.warns(UserWarning, match="the device has not enough memory") as told:
+        torch.testing.assert_close(fast(large), weights(large))
+    assert anyshape.stats()["eager_calls"] == 1 and "test_fake_device.py" in str(told[0].message)
+    assert "memory_limit" in str(told[0].message)
+    fake.limit = 1 << 40  # the other process has ended
+    for one in (fast, strict):
+        found = one(large)
+        fake.everything()
+        torch.testing.assert_close(found, weights(large))
+    assert anyshape.stats()["eager_calls"] == 1
 
 
 def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> None:
