@@ -156,6 +156,9 @@ RELU = """kernel relu_linear(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16
       r4: f32 = maximum r2, r3
       store p3[i0*n1 + i1] r4
 """
+# the product is stored, too, for a backward
+KEPT = RELU.replace("relu_linear", "kept_linear").replace("p3: out bf16;", "p3: out bf16, p4: out bf16;").replace(
+    "r1: f32 = load p2[i1]", "store p4[i0*n1 + i1] r0\n      r1: f32 = load p2[i1]")
 # the operands the other way round, and a kernel that reads another matrix beside the product
 GATED = """kernel gated(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0, n1, n2)
   rows (i0: n0)
@@ -205,7 +208,7 @@ def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alig
     return kernel
 
 
-@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "linear", "dropout", "relu"])
+@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "linear", "dropout", "relu", "kept"])
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     text = emit(program(globals()[name.upper()]))
     golden(f"triton/{name}.txt", text)
