@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         errors.print(f"error: {told}", highlight=False, markup=False, soft_wrap=True)
         return 1
     except torch.OutOfMemoryError as error:  # PyTorch's: of weights, or of a step that runs as PyTorch
-        told = DeviceError.no_memory(str(error).partition("\n")[0])
-        errors.print(f"error: {told}", highlight=False, markup=False, soft_wrap=True)
+        full = DeviceError.no_memory(str(error).partition("\n")[0])
+        errors.print(f"error: {full}", highlight=False, markup=False, soft_wrap=True)
         return 1
     except OSError as error:
         errors.print(f"error: {error.strerror or error}: {error.filename}\n  do:    give another folder with --out",
