@@ -13,7 +13,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if time_budget.is_spent():
+    if time_budget.is_spent() and not starting_order.stands_in_for_a_gpu(item):
         pytest.skip(time_budget.REASON)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    starting_order.check_not_skipped(item, report)
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -15,7 +15,6 @@ import anyshape
 import fake_device
 from anyshape.backend import targets
 from anyshape.base.errors import LimitError
-from anyshape.runtime.budget import greedy_search
 from anyshape.runtime.memory.pinned_store import PinnedStore
 from anyshape.runtime.specialize import offload_schedule
 from fake_driver import FakeDriver
@@ -67,7 +66,7 @@ def moving_device() -> Iterator[Moved]:
     torch._dynamo.reset()
     fake = FakeDriver()
     with mock.patch.dict(targets.TARGETS, {"fake": fake_device.__name__}), mock.patch.object(
-            targets, "DEFAULT", "fake"), mock.patch.object(greedy_search, "EACH", 0.0), mock.patch.object(
+            targets, "DEFAULT", "fake"), mock.patch.object(PinnedStore, "each", 0.0), mock.patch.object(
             offload_schedule.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_), mock.patch.object(
             fake_device, "DEVICE", [fake]):
         run, module, x, points = moving(fake)

@@ -1,5 +1,6 @@
-"""Scripts in processes of their own that need not import torch and the compiler: they are forked from one process that
-has, of the standard library's kind "forkserver", which each process of tests starts when it first needs it."""
+"""Scripts, and runs of pytest, in processes of their own that need not import torch and the compiler: they are forked
+from one process that has, of the standard library's kind "forkserver", which each process of tests starts when it first
+needs it."""
 from __future__ import annotations
 
 import itertools
@@ -8,6 +9,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
@@ -24,10 +26,11 @@ NUMBERS = itertools.count()  # of runs
 
 
 class Run:
-    """`script` with arguments as the main program, in the repository's folder; `environment` is all that it has.
-    `folder` holds what it prints."""
+    """`script`, or a module of this name, with arguments as the main program, in the repository's folder;
+    `environment` is all that it has. `folder` holds what it prints."""
 
-    def __init__(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, script: Path | str, arguments: Sequence[str], environment: Mapping[str, str],
+                 folder: Path) -> None:
         start()
         self.arguments = [str(script), *arguments]
         number = next(NUMBERS)
@@ -57,10 +60,18 @@ def run_all(runs: Sequence[Run], seconds: float) -> list[subprocess.CompletedPro
             run.process.kill()
 
 
+def run_tests(arguments: Sequence[str], seconds: float = 1800, **more: str) -> subprocess.CompletedProcess[str]:
+    """pytest with these arguments, and these variables more in its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run("pytest", ["-q", "-p", "no:cacheprovider", *arguments], os.environ | more, Path(folder))
+        return run.done(seconds)
+
+
 def start() -> None:
     """Starts the process that scripts are forked from, where there is none."""
-    # the first is read when torch's libraries are loaded; what is loaded is found by the second before Python 3.13
-    its = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # the first is read when torch's libraries are loaded; what is loaded is found by the second before Python 3.13; the
+    # third is read when torch imports Triton, of which no script that is forked wants machine code
+    its = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_INTERPRET": "1"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in its.items():
             patch.setenv(name, value)
@@ -73,7 +84,8 @@ def _main(arguments: list[str], environment: dict[str, str], path: list[str], ou
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
     os.chdir(Path(__file__).parent.parent)
-    sys.path[:] = [str(Path(arguments[0]).parent), *path]
+    is_script = arguments[0].endswith(".py")
+    sys.path[:] = [str(Path(arguments[0]).parent), *path] if is_script else path
     sys.argv = arguments
     for number, name in ((1, out), (2, err)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -82,4 +94,7 @@ def _main(arguments: list[str], environment: dict[str, str], path: list[str], ou
     # pytest gives processes other streams
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     assert PRELOAD in sys.modules  # where it cannot be imported, the standard library goes on without
-    runpy.run_path(arguments[0], run_name="__main__")
+    if is_script:
+        runpy.run_path(arguments[0], run_name="__main__")
+    else:
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)

@@ -196,6 +196,29 @@ class Biased(torch.nn.Module):
         return torch.relu(y @ self.weight + self.bias) + y
 
 
+def test_a_product_that_a_backward_reads_too(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward has no product of the library's; the backward reads what it has stored."""
+    monkeypatch.setitem(OWN_PRODUCTS, 0, True)
+    torch.manual_seed(1)
+    own = torch.nn.Linear(24, 40, bias=False, dtype=torch.bfloat16)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(own(x))
+
+    fast = anyshape.compile(function, strict=True)
+    fake.reads = True
+    for rows in (5, 1, 67, 130):
+        x = torch.randn(rows, 24, dtype=torch.bfloat16, requires_grad=True)
+        seed = torch.randn(rows, 40, dtype=torch.bfloat16)
+        found, wanted = fast(x), function(x)
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+        for one, other in zip(torch.autograd.grad(found, (x, own.weight), seed),
+                              torch.autograd.grad(wanted, (x, own.weight), seed), strict=True):
+            torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2)
+    plan = next(one.executable.plan for one in fast.programs if "forward" in one.name)
+    assert not any(isinstance(step, LibraryStep) for step in plan.steps) and any(b.is_saved for b in plan.buffers)
+
+
 @pytest.mark.parametrize(("make", "products"), [(Gated, 2), (Linear, 0), (Biased, 0)])
 def test_products_with_an_epilogue(fake: FakeDriver, make: Callable[[], torch.nn.Module], products: int,
                                    monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from models import ZOO
 from test_models import check_half, check_shapes, check_train_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-USUAL = ("mixer",)
+USUAL = ("mixer", "patches", "clicks", "recurrent")
 
 
 @pytest.fixture(autouse=True)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forked
+
 ROOT = Path(__file__).parent.parent
 
 
 def rows(tmp_path: Path, *parts: str) -> list[dict[str, object]]:
     out = tmp_path / "device.json"
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "device.py"), *parts, "--dry", "--out", str(out)],
-                          capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths})
+    done = forked.Run(ROOT / "benchmarks" / "device.py", [*parts, "--dry", "--out", str(out)], os.environ,
+                      tmp_path).done(1800)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert found["dry"] and found["predictions"] and found["torch"]
@@ -65,13 +64,9 @@ def test_a_part_that_fails_leaves_time_to_the_others(tmp_path: Path) -> None:
 
 
 def cases(device: str, *options: str) -> None:
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), *filter(None, sys.path)])
-    more = {"ANYSHAPE_TEST_DEVICE": device, "PYTHONPATH": paths} | (
-        {"TRITON_INTERPRET": "1"} if device == "interpreted" else {})
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options,
-               str(ROOT / "tests" / "device_cases.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | more, cwd=ROOT)
-    assert done.returncode == 0, done.stdout[-3000:]
+    more = {"ANYSHAPE_TEST_DEVICE": device} | ({"TRITON_INTERPRET": "1"} if device == "interpreted" else {})
+    done = forked.run_tests([*options, "tests/device_cases.py"], **more)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-999:]
 
 
 def test_some_cases() -> None:

@@ -18,6 +18,7 @@ from anyshape.backend.triton.driver.driver import Driver, open_driver
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, DeviceError
 from anyshape.tools.cli import main
+from anyshape.tools.demo import command
 from fake_driver import FakeDriver
 
 HAS_DRIVER = torch.cuda.is_available()
@@ -189,6 +190,7 @@ def test_what_a_device_lacks_is_said(name: str, tmp_path: Path, monkeypatch: pyt
                                      capsys: pytest.CaptureFixture[str]) -> None:
     """By the demo, before it begins, and where a target is asked for: a graph on such a device runs as PyTorch."""
     lack, device, what, do = MISSING[name]
+    anyshape.compile(torch.softmax)(torch.ones(2, 3), 1)  # Dynamo's first trace imports Triton, where there is one
     fake = FakeDriver()
     with monkeypatch.context() as patch:
         lack(fake, patch)
@@ -215,3 +217,18 @@ def test_the_demo_says_what_is_missing(device: str, words: str, tmp_path: Path,
     assert main(["demo", "--device", device, "--out", str(tmp_path)]) == 1
     told = capsys.readouterr().err
     assert words in told and "why:" in told and "do:" in told
+
+
+def test_the_demo_on_a_card_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's error, of weights that do not fit, in the words of a program that does not."""
+    def full(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB.\nof which others hold 79 GiB")
+
+    monkeypatch.setattr(command, "target_of", lambda config, device: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "_session", full)
+    assert main(["demo", "--device", "cuda", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "error: the device has not enough memory" in told and "do:" in told
+    assert "why:   CUDA out of memory. Tried to allocate 20 MiB." in told and "79 GiB" not in told

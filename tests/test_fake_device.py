@@ -3,12 +3,8 @@ do their work in adversarial orders."""
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import torch
 
 import anyshape
 import fake_device
+import forked
 from anyshape.backend import targets
 from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.triton.runner import STEP, StreamRunner
@@ -270,18 +267,32 @@ def test_a_status_that_is_read_too_early_is_found(fake: FakeDriver, monkeypatch:
 
 
 def test_memory_that_is_short(fake: FakeDriver) -> None:
-    fast = anyshape.compile(two, strict=True)
-    x = torch.randn(500, 70)
-    fast(x)
+    """As on a card that is too small, or that another process has filled meanwhile: such a call runs as PyTorch."""
+    def weights(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.t(), 1).sum(0)
+
+    fast, strict = anyshape.compile(weights), anyshape.compile(weights, strict=True)
+    x, large = torch.randn(5, 7), torch.randn(300, 7)
+    for one in (fast, strict):
+        one(x)
     fake.everything()
-    fake.limit = fake.live + 4096
-    program(fast).context.temporary.release_idle()
-    with pytest.raises(RuntimeError, match="memory"):
-        fast(torch.randn(5000, 700))
-    fake.limit = 1 << 40
-    found = fast(x)
-    fake.everything()
-    torch.testing.assert_close(found, two(x))
+    for one in (fast, strict):
+        program(one).context.temporary.release_idle()
+    fake.limit = fake.live + (64 << 10)  # the result fits, what is before it does not
+    anyshape.reset_stats()
+    with pytest.raises(DeviceError, match="the device has not enough memory") as error:
+        strict(large)
+    assert "for an arena of" in error.value.why and "end what else uses the card" in error.value.do
+    with pytest.warns(UserWarning, match="the device has not enough memory") as told:
+        torch.testing.assert_close(fast(large), weights(large))
+    assert anyshape.stats()["eager_calls"] == 1 and "test_fake_device.py" in str(told[0].message)
+    assert "memory_limit" in str(told[0].message)
+    fake.limit = 1 << 40  # the other process has ended
+    for one in (fast, strict):
+        found = one(large)
+        fake.everything()
+        torch.testing.assert_close(found, weights(large))
+    assert anyshape.stats()["eager_calls"] == 1
 
 
 def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> None:
@@ -637,14 +648,10 @@ def test_limits(fake: FakeDriver) -> None:
 
 def test_interpreted_kernels() -> None:
     """A GPU's kernels, interpreted behind the driver, in a process of their own; none may be skipped."""
-    here = Path(__file__).parent
-    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(here), *sys.path]))}
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=interpreted_*.py",
-               "tests/interpreted_device.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, check=False,
-                          env=os.environ | variables)
+    done = forked.run_tests(["-o", "python_files=interpreted_*.py", "tests/interpreted_device.py"],
+                            TRITON_INTERPRET="1")
     last = done.stdout.strip().split("\n")[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:] + done.stderr[-999:]
 
 
 def test_work_that_fails_is_the_last() -> None:

@@ -126,16 +126,44 @@ def test_what_pays() -> None:
     assert not fused(long, share=0.8)[1] and fused(long)[1]
 
 
-OTHERS = {
-    "the result is returned": (changed(PLAN, {
-        "steps 0-1  arena": "steps 0-2  output 1", "out     y": "out     y, h"}), KERNEL),
-    "it is read at other places": (PLAN, KERNEL.replace("load p0[512*i0 + i1]", "load p0[511 - i1 + 512*i0]")),
-    "another step reads it": (changed(PLAN, {
+READ_ELSEWHERE = {
+    "it is returned": changed(PLAN, {"steps 0-1  arena": "steps 0-2  output 1", "out     y": "out     y, h"}),
+    "a backward reads it": changed(PLAN, {
+        "steps 0-1  arena": "steps 0-2  saved 0", "out     y": "out     y\n  saved   h"}),
+    "another step reads it": changed(PLAN, {
         "steps 0-1  arena": "steps 0-2  arena", "steps 1-2  output 0": "steps 1-3  output 0",
         "b: bf16[512]  1024 bytes  steps 0-1": "b: bf16[512]  1024 bytes  steps 0-2",
         "g: bf16[n, 512]  1024*n bytes  steps 0-1": "g: bf16[n, 512]  1024*n bytes  steps 0-2",
         "  0  matmul": "  buffer  z: bf16[n, 512]  1024*n bytes  steps 2-3  output 1\n  0  matmul",
-        "  out     y": "  2  kernel k(h, b, g, &z; n)\n  out     y, z"}), KERNEL),
+        "  out     y": "  2  kernel k(h, b, g, &z; n)\n  out     y, z"})}
+
+
+@pytest.mark.parametrize("name", READ_ELSEWHERE)
+def test_a_product_that_others_read_is_stored_too(name: str) -> None:
+    """A pass that reads it is saved, which is worth half of what two are."""
+    plan, text = fused(READ_ELSEWHERE[name])
+    step = plan.steps[0]
+    assert isinstance(step, KernelStep) and not any(isinstance(one, LibraryStep) for one in plan.steps)
+    assert [window.buffer for window in step.params] == ["x", "b", "g", "y", "w", "h"] and step.outputs == (3, 5)
+    assert "h" in [b.name for b in plan.buffers]
+    assert "r0: f32 = load t0[512*i0 + i1]\n      store p5[512*i0 + i1] r0\n" in text
+    assert fused(share=0.15)[1] and not fused(READ_ELSEWHERE[name], share=0.15)[1]
+
+
+def test_a_sum_that_others_read_is_stored_as_it_is_rounded() -> None:
+    _, text = fused(changed(READ_ELSEWHERE["it is returned"], {
+        "matmul(x, w: bf16[64, 512] strides [1, 64])":
+        "matmul_add(x, w: bf16[64, 512] strides [1, 64], b: bf16[n, 512] strides [0, 1] | alpha=1.0, beta=1.0)"}))
+    assert re.search(r"r0: f32 = to_bf16 r7\n +store p6\[512\*i0 \+ i1\] r0\n", text)
+
+
+OTHERS = {
+    "it is read at other places": (PLAN, KERNEL.replace("load p0[512*i0 + i1]", "load p0[511 - i1 + 512*i0]")),
+    "another step reads it before": (changed(READ_ELSEWHERE["another step reads it"], {
+        "matmul(x, w: bf16[64, 512] strides [1, 64]) -> h\n": "matmul(x, w: bf16[64, 512] strides [1, 64]) -> h\n"
+        "  1  aten.relu.default(h) -> z\n", "  1  kernel": "  2  kernel", "       {reuse=[[0, 3], [2, 3]]}\n": "",
+        "  2  kernel k(h, b, g, &z; n)\n": "", "steps 1-3  output 0": "steps 2-3  output 0",
+        "steps 2-3  output 1": "steps 1-3  output 1"}), KERNEL),
     "it is read twice, by two names": (changed(PLAN, {
         "(h, b, g, &y": "(h, b, h, &y", "g: bf16[n, 512]  1024*n bytes  steps 0-1":
         "g: bf16[n, 512]  1024*n bytes  steps 0-0"}), KERNEL),

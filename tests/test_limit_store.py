@@ -14,7 +14,6 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import ConfigError, LimitError, StoreError
-from anyshape.runtime.budget import greedy_search
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.memory import offload_store as store_module
 from anyshape.runtime.memory.offload_store import CopyRequest, HostStore
@@ -89,7 +88,7 @@ def moving_all(plain, tmp_path_factory):
     """The same, but moving costs nothing, so that everything is moved that can be."""
     module, x, wanted, _ = plain
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(greedy_search, "EACH", 0.0)
+        patch.setattr(HostStore, "each", 0.0)
         patch.setattr(offload_schedule.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_)
         run = compiled(module, tmp_path_factory.mktemp("store"))
         step(run, module, x)

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import starting_order
 
 NAMES = ("cache", "docs", "hostile", "bench", "sym", "train_step_limit", "bench_memory", "models")
@@ -23,5 +25,17 @@ def test_each_process_begins_with_the_most_telling_files_and_ends_with_the_least
 
 def test_the_files_that_are_named_exist() -> None:
     here = Path(__file__).parent
-    for name in (*starting_order.FIRST, *starting_order.LAST):
+    for name in (*starting_order.EARLY, *starting_order.LAST):
         assert (here / f"test_{name}.py").exists() or any(here.glob(f"test_{name}_*.py")), name
+
+
+@pytest.mark.parametrize(("file", "ci", "outcome"), [
+    ("triton", "true", "failed"), ("torch_device", "true", "failed"), ("triton", "", "skipped"),
+    ("tensorflow", "true", "skipped")])
+def test_what_stands_in_for_a_gpu_is_not_skipped_in_ci(file: str, ci: str, outcome: str,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", ci)
+    item: Any = SimpleNamespace(path=Path(f"test_{file}.py"))
+    report = SimpleNamespace(outcome="skipped", skipped=True, longrepr="no compiler is here")
+    starting_order.check_not_skipped(item, report)
+    assert report.outcome == outcome and "no compiler is here" in report.longrepr

@@ -3,6 +3,7 @@ built here (tests/torch_device.cpp), behind the fake driver."""
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,10 +20,17 @@ from device_cases import FUNCTIONS
 from fake_driver import FakeDriver
 from limits import limit_of, net, sizes
 from models import ZOO
+from sampling import rest
 
-pytestmark = [pytest.mark.full, pytest.mark.skipif(
-    bool(torch_device.MISSING), reason=f"the accelerator is built by {torch_device.MISSING}, which is not here")]
+pytestmark = pytest.mark.skipif(
+    bool(torch_device.MISSING), reason=f"the accelerator is built by {torch_device.MISSING}, which is not here")
 NAME = torch_device.NAME
+
+
+@pytest.fixture(scope="module")
+def autocast(extension: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Operators' rules under autocast: half a minute, as all of PyTorch's headers are read."""
+    ctypes.CDLL(str(torch_device.built("torch_device_autocast.cpp", tmp_path_factory.mktemp("autocast"))))
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +75,9 @@ def test_forward_and_backward(extension: Any, name: str) -> None:
     assert anyshape.stats()["eager_calls"] == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ENTRANCES)
-def test_autocast(extension: Any, name: str) -> None:
+def test_autocast(extension: Any, autocast: None, name: str) -> None:
     torch._dynamo.reset()
     own = model()
     there = copy.deepcopy(own).to(NAME)
@@ -86,6 +95,7 @@ def test_autocast(extension: Any, name: str) -> None:
     assert anyshape.stats()["eager_calls"] == 0
 
 
+@pytest.mark.full
 def test_export(extension: Any) -> None:
     own = model()
     there = copy.deepcopy(own).to(NAME)
@@ -119,7 +129,7 @@ STEPS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], Callable[[str], d
     "bfloat16": (adam, lambda device: {"gradient_dtype": torch.bfloat16, "clip_norm": 0.5})}
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", rest(STEPS, "a norm"))
 def test_whole_train_steps(extension: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One program on the device, which does what the CPU's does; nothing waits for the device to count steps."""
     optimizer, settings = STEPS[name]
@@ -149,6 +159,7 @@ def test_whole_train_steps(extension: Any, name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(steps[1].norm.cpu(), steps[0].norm)
 
 
+@pytest.mark.full
 def test_a_train_step_goes_on_as_the_optimisers_own(extension: Any) -> None:
     """What somebody else writes in the optimiser's counts is seen; its own step goes on where ours stopped."""
     torch._dynamo.reset()
@@ -220,13 +231,14 @@ def externs(function: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
     return [step.target for one in fast.programs for step in one.executable.plan.steps if isinstance(step, ExternStep)]
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "draw"])
+@pytest.mark.parametrize("name", rest([name for name in FUNCTIONS if name != "draw"], "gather", "concatenate"))
 def test_pytorch_does_what_it_does_on_the_cpu(extension: Any, name: str) -> None:
     """What a graph makes from numbers is on the device: no operator is PyTorch's for want of that."""
     x = torch.randn(17, 40)
     assert externs(FUNCTIONS[name], x.to(NAME)) == externs(FUNCTIONS[name], x)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["mixer", "graph_attention", "variational", "clicks"])
 def test_models_too(extension: Any, name: str) -> None:
     case = ZOO[name]

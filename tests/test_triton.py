@@ -2,7 +2,6 @@
 process of its own, interpreted kernels against the CPU's."""
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from anyshape.backend.targets import usual_target
 from anyshape.backend.triton import toolchain
 from anyshape.backend.triton.codegen import scalars
@@ -33,7 +33,6 @@ from anyshape.sym.expr import symbol
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942")
 SPILLED = re.compile(r"(?:private_segment_fixed_size:?|ScratchSize:) (\d+)")
-HERE = Path(__file__).parent
 
 SOFTMAX = """kernel softmax(p0: in bf16, p1: out bf16; n0, n1)
   row buffer t0: f32[n1]
@@ -157,6 +156,9 @@ RELU = """kernel relu_linear(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16
       r4: f32 = maximum r2, r3
       store p3[i0*n1 + i1] r4
 """
+# the product is stored, too, for a backward
+KEPT = RELU.replace("relu_linear", "kept_linear").replace("p3: out bf16;", "p3: out bf16, p4: out bf16;").replace(
+    "r1: f32 = load p2[i1]", "store p4[i0*n1 + i1] r0\n      r1: f32 = load p2[i1]")
 # the operands the other way round, and a kernel that reads another matrix beside the product
 GATED = """kernel gated(p0: in bf16, p1: in bf16, p2: in bf16, p3: out bf16; n0, n1, n2)
   rows (i0: n0)
@@ -206,7 +208,7 @@ def compiled(source: KernelSource, sizes: Sequence[int], architecture: str, alig
     return kernel
 
 
-@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "linear", "dropout", "relu"])
+@pytest.mark.parametrize("name", ["softmax", "embedding", "bias", "cumsum", "linear", "dropout", "relu", "kept"])
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     text = emit(program(globals()[name.upper()]))
     golden(f"triton/{name}.txt", text)
@@ -423,17 +425,12 @@ def test_every_scalar_instruction_compiles(dtype: str) -> None:
         compiled(read(emit(every_scalar(dtype))), [1024], architecture)
 
 
-INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py"]
-
-
 def interpret(file: str, *more: str) -> str:
     """The tests of a file in a process that interprets; none may be skipped."""
-    paths = [str(HERE), *sys.path]
-    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, f"tests/{file}", *more], check=False,
-                          capture_output=True, text=True, cwd=HERE.parent, env=os.environ | variables)
+    done = forked.run_tests(["-p", "interpreted", "-o", "python_files=interpreted_*.py", f"tests/{file}", *more],
+                            TRITON_INTERPRET="1")
     last = done.stdout.strip().split("\n")[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:] + done.stderr[-999:]
     return done.stdout
 
 
@@ -470,7 +467,7 @@ def resources(kernel: DeviceKernel, folder: Path) -> tuple[int, int]:
     return tuple(int(re.search(rf"{word}:(\d+)", said)[1]) for word in ("REG", "LOCAL"))  # type: ignore[index, return-value]
 
 
-def recorded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recorded_programs(monkeypatch: pytest.MonkeyPatch) -> list[LoopProgram]:
     """The kernels of the recorded graphs, fused and scheduled for a GPU."""
     import recorded
 
@@ -482,22 +479,54 @@ def recorded_texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return getattr(usual_target(), name)
 
     monkeypatch.setattr(recorded, "usual_target", Gpu)
-    return list({made.name: emit(made) for model in recorded.MODELS for _, made in recorded.compiled(model)
+    return list({made.name: made for model in recorded.MODELS for _, made in recorded.compiled(model)
                  if isinstance(made, LoopProgram)}.values())
+
+
+def structure(made: LoopProgram) -> tuple[object, ...]:
+    """What a kernel has in common with others, of which one is compiled for all: the kinds of its tiles and directives,
+    the operations that are more than an element's, and how many values of a row it computes one after the other."""
+    forms = {re.sub(r"\d+", "", version.name) for version in read(emit(made)).versions}
+    ops = {(one.op, one.combine) for stage in made.stages for one in stage.instructions} & {
+        (op, combine) for op in ("reduce", "scan", "scatter", "fold", "check", "random") for combine in (
+            "", "add", "mul", "maximum", "minimum", "and", "or")}
+    reductions = sum(any(one.op == "reduce" for one in stage.instructions) for stage in made.stages)
+    return (*sorted(forms), *sorted({type(one).__name__ for one in made.schedule}), *sorted(ops), reductions)
+
+
+def representatives(programs: Sequence[LoopProgram]) -> list[LoopProgram]:
+    """The shortest kernel of each structure."""
+    found: dict[tuple[object, ...], LoopProgram] = {}
+    for made in sorted(programs, key=lambda one: (len(show(one)), one.name)):
+        found.setdefault(structure(made), made)
+    return list(found.values())
+
+
+def check_machine_code(programs: Sequence[LoopProgram], sizes: Sequence[tuple[int, int]], architecture: str,
+                       folder: Path) -> None:
+    """Kernels compile at sizes and alignments; none spills, and enough warps fit."""
+    sources = [read(emit(made)) for made in programs]
+    wanted = [(source, source.choose([size] * len(source.sizes), alignment))
+              for source in sources for size, alignment in sizes]
+    for kernel in Compiler(architecture).compile(wanted):
+        assert not any(int(one) for one in SPILLED.findall(kernel.assembly)), kernel.version.title
+        if architecture == "sm_90":
+            registers, local = resources(kernel, folder)
+            assert not local and occupancy(registers, kernel.threads // 32, kernel.shared) >= 0.12, kernel.version.title
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "gfx942"])
+def test_a_recorded_kernel_of_each_structure(architecture: str, monkeypatch: pytest.MonkeyPatch,
+                                             tmp_path: Path) -> None:
+    found = recorded_programs(monkeypatch)
+    some = representatives(found)
+    assert len(found) >= 140 and 20 <= len(some) <= 40
+    assert all(emit(made) for made in found)
+    check_machine_code(some, [(999, ALIGNED)], architecture, tmp_path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_recorded_kernels(architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All of them compile at small, odd and large sizes; none spills, and enough warps fit."""
-    wanted = []
-    for text in recorded_texts(monkeypatch):
-        source = read(text)
-        wanted += [(source, source.choose([size] * len(source.sizes), alignment))
-                   for size, alignment in ((64, 16), (999, 16), (1 << 20, 1))]
-    assert len(wanted) >= 300
-    for kernel in Compiler(architecture).compile(wanted):
-        assert not any(int(one) for one in SPILLED.findall(kernel.assembly)), kernel.version.title
-        if architecture == "sm_90":
-            registers, local = resources(kernel, tmp_path)
-            assert not local and occupancy(registers, kernel.threads // 32, kernel.shared) >= 0.12, kernel.version.title
+    """All of them, at small, odd and large sizes."""
+    check_machine_code(recorded_programs(monkeypatch), [(64, 16), (999, 16), (1 << 20, 1)], architecture, tmp_path)

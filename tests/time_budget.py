@@ -11,9 +11,14 @@ _BEGAN = "TESTS_BEGAN"  # in the environment, so that processes that pytest-xdis
 REASON = f"CI's {BUDGET // 60} minutes for tests are used up"
 
 
+def is_ci() -> bool:
+    """Is this a run of CI?"""
+    return os.environ.get("CI") == "true"
+
+
 def begin() -> None:
     """The run begins, if it is one of CI."""
-    if os.environ.get("CI") == "true":
+    if is_ci():
         os.environ.setdefault(_BEGAN, repr(time.time()))
 
 

@@ -1,15 +1,21 @@
 // A test accelerator for torch's PrivateUse1: memory of its own that is counted, and every operator of PyTorch computed
 // on the CPU, at once. There is one stream; who puts work off, as the fake driver does, has it done before PyTorch reads.
-#include <torch/extension.h>
+// Headers are the few that are needed: all of PyTorch's take half a minute. torch_device_autocast.cpp needs those.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
-#include <ATen/ops/as_strided_cpu_dispatch.h>
-#include <c10/core/CachingDeviceAllocator.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
+#include <torch/library.h>
 
 #include <map>
 #include <mutex>
@@ -151,23 +157,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
-
-// Autocast as the devices of PyTorch have it: the same lists of operators.
-namespace autocast = at::autocast;
-using at::autocast::CastPolicy;
-#define LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
-#define WHOLE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
-#define WIDEST(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  AT_FORALL_LOWER_PRECISION_FP(LOWER)
-  AT_FORALL_FP32(WHOLE)
-  AT_FORALL_PROMOTE(WIDEST)
-}
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  at::RegisterPrivateUse1HooksInterface(new Hooks);
-  m.def("bytes", [] { return std::make_tuple(live, peak); });  // now, and the most since `reset`
-  m.def("reset", [] { peak = live; });
+extern "C" {
+void begin() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
+int64_t bytes_now() { return live; }
+int64_t bytes_most() { return peak; }  // since `reset`
+void reset() { peak = live; }
 }

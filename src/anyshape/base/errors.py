@@ -80,6 +80,12 @@ class DeviceError(AnyShapeError):
     code: int = 0
     reached: int | None = None
 
+    @classmethod
+    def no_memory(cls, why: str, where: str = "") -> DeviceError:
+        """The device has no memory left, whoever has taken it."""
+        return cls("the device has not enough memory", where=where, why=why,
+                   do="run with smaller sizes, set memory_limit, or end what else uses the card")
+
     def within(self, where: str) -> DeviceError:
         """The same, of a user's line."""
         inside = f"{self.where}: " if self.where else ""

@@ -1,5 +1,5 @@
-"""Epilogue fusion into GEMMs: a product whose result a pointwise kernel alone reads becomes a part of that kernel,
-which computes it in tiles and never stores it.
+"""Epilogue fusion into GEMMs: a product whose result a pointwise kernel reads first becomes a part of that kernel,
+which computes it in tiles, and stores it only where somebody else reads it, too: a later step, a backward, the caller.
 
 before:
     0  matmul(x, w) -> h                                    k0: rows (i0: n0), columns (i1: 512)
@@ -8,12 +8,15 @@ after fuse_epilogues:
     0  kernel k1(x, bias, &y, w; n)                         k1: product t0: bf16 = p0[64; 1] @ p3[1; 64] over 64
                                                                   r0: f32 = load t0[512*i0 + i1] ...
 
+Where h is saved for a backward, k1 has one more output, `store p4[512*i0 + i1] r0`: the value as it is rounded.
+
 An addend (`matmul_add`) becomes a part of the kernel, too, before the sum is rounded.
 
-What is saved: a pass that writes the result, and one that reads it. What it costs: the target's own product in place of
-a library's, which knows the machine better. With bytes and operations a second, of an element of the result
+What is saved: a pass that reads the result, and one that writes it, where nobody else reads it. What it costs: the
+target's own product in place of a library's, which knows the machine better. With bytes and operations a second, of an
+element of the result
 
-    saved   2 * (bytes of an element) / bandwidth        only where the result does not stay in a cache
+    saved   passes * (bytes of an element) / bandwidth   only where the result does not stay in a cache
     lost    2 * (terms of its sum) / (operations a second) * (1 / share - 1)
 
 where `share` is the speed of own products, of the library's. So it pays for short sums and large results. A target for
@@ -55,8 +58,10 @@ def fuse_epilogues(plan: Plan, programs: Programs, hardware: HardwareParams) -> 
         for name in {window.buffer for window in touched(step)}:
             readers.setdefault(name, []).append(k)
     inside = {b.name for b in plan.buffers if b.is_temp}
+    stored = {b.name for b in plan.buffers if b.is_saved or b.is_output}
     steps = [*plan.steps]
-    left_out: dict[int, str] = {}
+    left_out: set[int] = set()
+    gone: set[str] = set()
     found: dict[str, LoopProgram] = {}
     for k, kernel in enumerate(plan.steps):
         if not isinstance(kernel, KernelStep):
@@ -65,28 +70,30 @@ def fuse_epilogues(plan: Plan, programs: Programs, hardware: HardwareParams) -> 
             name = kernel.params[place].buffer
             first = makers.get(name, k)
             made = plan.steps[first]
-            if (name not in inside or readers[name] != [first, k] or not isinstance(made, LibraryStep)
-                    or sum(window.buffer == name for window in kernel.params) > 1 or not _pays(made, plan, hardware)):
+            alone = name in inside and readers[name] == [first, k]
+            if (name not in inside | stored or readers[name][:2] != [first, k] or not isinstance(made, LibraryStep)
+                    or sum(window.buffer == name for window in kernel.params) > 1
+                    or not _pays(made, plan, hardware, 2 if alone else 1)):
                 continue
             written = {window.buffer for step in plan.steps[first + 1:k + 1] for window in step_writes(step)}
             if written & {window.buffer for window in made.inputs}:
                 continue
-            pair = _fused(kernel, place, made, programs)
+            pair = _fused(kernel, place, made, programs, alone)
             if pair is not None:
                 steps[k], program = pair
                 found[program.name] = program
-                left_out[first] = name
+                left_out.add(first)
+                gone |= {name} if alone else set()
                 break
     if not left_out:
         return plan, {}
-    gone = {*left_out.values()}
     plan = dataclasses.replace(plan, steps=tuple(steps), buffers=tuple(b for b in plan.buffers if b.name not in gone))
-    plan = without(plan, {*left_out})
+    plan = without(plan, left_out)
     return permuted(plan, range(len(plan.steps))), found
 
 
-def _pays(step: LibraryStep, plan: Plan, hardware: HardwareParams) -> bool:
-    """See the head of this file; sizes are those of the first call."""
+def _pays(step: LibraryStep, plan: Plan, hardware: HardwareParams, passes: int) -> bool:
+    """See the head of this file; sizes are those of the first call. passes: over the result, that are saved."""
     windows = (*step.inputs, *step.outputs)
     known: dict[str, tuple[tuple[tuple[str, Attr], ...], ...]] = {
         "matmul": ((), (("rounded", step.dtype),)), "matmul_add": ((), PLAIN)}
@@ -96,18 +103,19 @@ def _pays(step: LibraryStep, plan: Plan, hardware: HardwareParams) -> bool:
     made = step.outputs[0].type
     bytes_, inner = size_of(made.dtype), plan.facts.hint(step.inputs[0].type.shape[1])
     large = plan.facts.hint(made.count) * bytes_ > hardware.core_cache_bytes
-    saved = 2 * bytes_ / hardware.speeds.bytes if large else 0.0
+    saved = passes * bytes_ / hardware.speeds.bytes if large else 0.0
     return saved >= 2 * inner / hardware.speeds.products[made.dtype] * (1 / hardware.product_share - 1)
 
 
-def _fused(kernel: KernelStep, place: int, made: LibraryStep, programs: Programs
+def _fused(kernel: KernelStep, place: int, made: LibraryStep, programs: Programs, alone: bool
            ) -> tuple[KernelStep, LoopProgram] | None:
-    """The kernel with the product in place of its param `place`; None where it is not pointwise on it."""
+    """The kernel with the product in place of its param `place`; None where it is not pointwise on it. alone: nobody
+    else reads the product."""
     regime = kernel.regimes[-1]  # the one for all sizes
     result, window = made.outputs[0].type, kernel.params[place]
     if regime.kernel not in programs or regime.then or kernel.handed or kernel.checks or place in kernel.outputs:
         return None
-    if window.offset != 0 or window.type.layout() != window.type.dense().layout():
+    if any(one.offset != 0 or one.type.layout() != one.type.dense().layout() for one in (window, made.outputs[0])):
         return None
     left, right, *addends = made.inputs
     if any(addend.type.shape != result.shape for addend in addends):
@@ -125,6 +133,9 @@ def _fused(kernel: KernelStep, place: int, made: LibraryStep, programs: Programs
     if any(one.buffer == RESULT and (one.op != "load" or one.args or one.offset != point) for one in body) or any(
             param.name in (RESULT, second, *added) for param in epilogue.params):
         return None
+    results = [] if alone else [Param(f"p{len(epilogue.params) + 1 + len(added)}", result.dtype, "out")]
+    for param in results:
+        body = _with_result(body, param.name, point)
     for name, addend in zip(added, addends, strict=True):
         steps = [sizes.inside(size) for size in addend.type.layout()]
         body = _with_addend(body, name, row * steps[0] + column * steps[1], result.dtype)
@@ -133,16 +144,18 @@ def _fused(kernel: KernelStep, place: int, made: LibraryStep, programs: Programs
                          (down, along, under, beside))
     params = [dataclasses.replace(param, role="in") if param.name == first else param for param in epilogue.params]
     program = dataclasses.replace(
-        epilogue, params=(*params, *(Param(name, result.dtype, "in") for name in (second, *added))),
+        epilogue, params=(*params, *(Param(name, result.dtype, "in") for name in (second, *added)), *results),
         stages=(Stage("column", tuple(body)),),
         schedule=(*epilogue.schedule, multiplied), sizes=sizes.names)
     program = dataclasses.replace(program, name=content_name(program))
     operands = {window.buffer for window in made.inputs}
     windows = [left if k == place else one for k, one in enumerate(kernel.params)]
+    windows += [right, *addends, *(made.outputs if results else ())]
+    outputs = (*kernel.outputs, len(windows) - 1) if results else kernel.outputs
     where = "; ".join(filter(None, dict.fromkeys((made.where, kernel.where))))
     return dataclasses.replace(
-        kernel, regimes=(Regime(program.name, (), sizes.stand_for),), params=(*windows, right, *addends), where=where,
-        along=(),
+        kernel, regimes=(Regime(program.name, (), sizes.stand_for),), params=tuple(windows), outputs=outputs,
+        where=where, along=(),
         # operands are read to the end
         reuse=tuple(pair for pair in kernel.reuse if windows[pair[0]].buffer not in operands)), program
 
@@ -169,6 +182,13 @@ def _with_addend(body: list[Instruction], name: str, offset: Size, dtype: str) -
         else:
             found.append(one)
     return found
+
+
+def _with_result(body: list[Instruction], name: str, offset: Size) -> list[Instruction]:
+    """The instructions, which store the product, too, as soon as it is there."""
+    at = next(k for k, one in enumerate(body) if one.buffer == RESULT)
+    store = Instruction(-1, "store", (body[at].result,), body[at].dtype, name, offset)
+    return [*body[:at + 1], store, *body[at + 1:]]
 
 
 class _Sizes:

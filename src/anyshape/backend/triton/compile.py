@@ -26,7 +26,7 @@ from anyshape.backend.triton.kernel import (
     KernelSource,
     KernelVersion,
 )
-from anyshape.base.errors import AnyShapeError, DeviceError
+from anyshape.base.errors import DeviceError
 
 POINTERS = {"f32": "*fp32", "f64": "*fp64", "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8",
             "bool": "*i1", "bf16": "*bf16", "f16": "*fp16"}
@@ -69,14 +69,15 @@ class Compiler:
             return [self.made[key] for key in keys]
 
     def _one(self, pair: Wanted) -> DeviceKernel:
-        known = self.refused.get((pair[0].text, pair[1]))
-        if known is not None:
-            raise DeviceError(known[0], why=known[1], do=known[2])
+        key = pair[0].text, pair[1]
+        if key in self.refused:
+            what, why, do = self.refused[key]
+            raise DeviceError(what, why=why, do=do)
         try:
             return self._code(*pair)
-        except AnyShapeError as error:
-            self.refused[pair[0].text, pair[1]] = error.what, error.why, error.do
-            raise DeviceError(error.what, why=error.why, do=error.do) from error
+        except DeviceError as error:
+            self.refused[key] = error.what, error.why, error.do
+            raise
 
     def _code(self, source: KernelSource, version: KernelVersion) -> DeviceKernel:
         key = object_key(source, version, self.architecture)
@@ -108,9 +109,8 @@ def assembled(source: KernelSource, version: KernelVersion, architecture: str) -
     """A version through Triton."""
     space = toolchain.functions(source.text, source.name)
     try:
-        import_types = space["tl"]
         constants: dict[str, Any] = dict(version.constants) | {
-            "INDEX": import_types.int32 if version.index == I32 else import_types.int64, "GUARDED": version.guarded}
+            "INDEX": space["tl"].int32 if version.index == I32 else space["tl"].int64, "GUARDED": version.guarded}
         signature = {name: POINTERS[dtype] for name, dtype in source.params} | {"status": "*i64"}
         signature |= {name: version.index for name in source.sizes}
         signature |= {"scratch": "*i8"} if version.scratch != 0 else {}
@@ -118,10 +118,10 @@ def assembled(source: KernelSource, version: KernelVersion, architecture: str) -
         divisors = {name: version.alignment for name, _ in source.params} | {"scratch": 16}
         divisors |= {name: version.divisor for name in source.steps}
         warps = version.warps if architecture.startswith("sm_") else max(1, version.warps // 2)
+        options = {"num_warps": warps, "num_stages": version.stages, "sanitize_overflow": False}
         made = toolchain.assemble(space[version.function], signature, constants,
                                   {name: number for name, number in divisors.items() if name in signature},
-                                  architecture, {
-                                      "num_warps": warps, "num_stages": version.stages, "sanitize_overflow": False})
+                                  architecture, options)
     finally:
         toolchain.forget(space)
     if made.scratch:

@@ -19,7 +19,7 @@ from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.backend.triton.target import HARDWARE, PRODUCT_SHARES, unsupported
 from anyshape.backend.triton.text import read
 from anyshape.backend.triton.torch_memory import TorchMemory, is_hip
-from anyshape.base.errors import AnyShapeError, DeviceError
+from anyshape.base.errors import DeviceError
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import Plan
@@ -106,10 +106,7 @@ def device_target_of(cache: ObjectCache | None, products: str, device: str, grap
     if memory.number >= driver.count:
         raise DeviceError(f"there is no device {device}", why=f"the driver shows {driver.count}",
                           do="name another one")
-    try:
-        toolchain.version()
-    except AnyShapeError as error:
-        raise DeviceError(error.what, why=error.why, do=error.do) from error
+    toolchain.version()
     native = routines_of(cache)
     streams = DeviceStreams(driver, memory.number, memory)
     loop = LaunchLoop(driver, native.machine, cache)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from anyshape.base.errors import AnyShapeError, DeviceError
+from anyshape.base.errors import DeviceError
 
 TESTED = ((3, 6), (3, 7))  # versions that kernels were compiled and checked with
 _numbers = itertools.count()
@@ -38,12 +38,12 @@ def version() -> str:
     """The version of Triton.
 
     Raises:
-        AnyShapeError: it is not installed, or one that was never tried: its steps are called by names that change.
+        DeviceError: it is not installed, or one that was never tried: its steps are called by names that change.
     """
     found = str(module("triton").__version__)
     if tuple(map(int, found.split(".")[:2])) not in TESTED:
         known = " and ".join(f"{major}.{minor}" for major, minor in TESTED)
-        raise AnyShapeError(f"Triton {found} is not known", why=f"kernels were compiled and checked with {known}",
+        raise DeviceError(f"Triton {found} is not known", why=f"kernels were compiled and checked with {known}",
                             do="install one of these; a torch of version 2.11 to 2.13 brings it")
     return found
 
@@ -119,10 +119,10 @@ def module(name: str) -> Any:
     """A module of Triton.
 
     Raises:
-        AnyShapeError: it is not installed.
+        DeviceError: it is not installed.
     """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise AnyShapeError("kernels for GPUs are compiled by Triton, which is not installed", why=str(error),
+        raise DeviceError("kernels for GPUs are compiled by Triton, which is not installed", why=str(error),
                             do="pip install 'anyshape[gpu]'; a CUDA or ROCm build of torch brings it") from error

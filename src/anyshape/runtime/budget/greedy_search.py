@@ -10,7 +10,6 @@ a store there are no rows for moves.
 """
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
 
-EACH = 1e-4  # seconds that one move takes whatever its size: two calls from native code, four of the system
-BESIDE = 0.25  # what a second of copying on a core that has nothing else to do costs those that compute: memory traffic
 SHORTEST = 1e-9  # seconds, so that nothing is for free
 PICO = 1e12  # the loop counts picoseconds
 PER_VALUE = 4  # changes of the arena that a choice has for its own value, at most
@@ -244,7 +241,6 @@ class GreedySearch:
         """By value: how it is moved, if no step that computes another one again reads it, and if one does."""
         problem, keeps = self.choices.problem, self.choices.problem.keeps
         count = len(problem.names)
-        share = BESIDE if threads < (os.cpu_count() or 1) else 1.0
         sizes = self.at(Frame.bytes).tolist()
         for i, name in enumerate(self.choices.names):
             reads = [] if name in problem.outside else keeps.reads[name]  # tensors of PyTorch stay where they are
@@ -255,9 +251,9 @@ class GreedySearch:
             self.at(Frame.late)[i] = clock.there(late, sizes[i])
             self.at(Frame.early)[i] = clock.there(reads[0], sizes[i])
             self.at(Frame.left)[count + i] = 1
-            copying = EACH + clock.seconds(sizes[i])
+            copying = clock.each + clock.seconds(sizes[i])
             self.at(Frame.copying)[count + i] = round(copying * PICO)
-            self.at(Frame.copy_cost)[count + i] = round(copying * share * PICO)
+            self.at(Frame.copy_cost)[count + i] = round(copying * clock.share * PICO)
         self.record.threads, self.record.most = threads, most
         self.record.hidden = round(clock.hidden * PICO)
 

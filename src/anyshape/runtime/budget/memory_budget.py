@@ -137,9 +137,13 @@ class MemoryBudget:
         """How many run a call."""
         return self.program.threads or torch.get_num_threads()
 
+    def workers(self) -> int:
+        """How many compute, each with the speeds of `speeds`: threads, or a device as a whole."""
+        return self.threads() if self.program.target.streams is None else 1
+
     def seconds(self, point: TradeoffPoint) -> float:
-        """What computing again and moving takes longer, by estimate, on the threads that run."""
-        return point.seconds / self.threads()
+        """What computing again and moving takes longer, by estimate, for those that compute."""
+        return point.seconds / self.workers()
 
     def choose(self, values: dict[str, int], room: int | None = None, full: StoreError | None = None,
                freed: int = 0) -> SavePolicy:
@@ -279,7 +283,8 @@ class MemoryBudget:
                    self.later_sizing.at(self.later(values), SAVE_ALL).scratch * threads)
         store = self.store if moving and self.store is not None and self.store.works() else None
         return self._remembered(self.known, (key_of(values), threads, store is not None),  # type: ignore[no-any-return]
-                                lambda: curves.at(self.later(values), scratch, threads, store, self.speeds(threads)))
+                                lambda: curves.at(self.later(values), scratch, self.workers(), store,
+                                                  self.speeds(threads)))
 
     def speeds(self, threads: int) -> Speeds:
         """What each of so many threads does in a second; measured when it is first asked for."""

@@ -91,8 +91,8 @@ class TradeoffProblem:
         self.work: Work | None = None  # of all steps that are not optional, made when somebody moves values
 
     def clocks(self, values: Mapping[str, int], threads: int, store: Store, speeds: Speeds) -> tuple[Clock, ...]:
-        """When steps and copies begin: as fast as the store is; where copies are waited for at once; the same where
-        only bytes count."""
+        """When steps and copies begin, and what copies cost: as fast as the store is; where copies are waited for at
+        once; the same where only bytes count."""
         steps = (*self.forward.steps, *self.plan.steps)
         if self.work is None:
             self.work = Work([None if k - len(self.forward.steps) in self.keeps.optional else step
@@ -101,8 +101,10 @@ class TradeoffProblem:
         count = len(self.forward.steps)
         usual = self.program.target.hardware.speeds  # a search does not depend on how fast a disk was
         both = self.program.specializer.keeps, self.keeps, seconds[:count], seconds[count:]
-        return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False)),
-                Clock(*both, 1 / usual.out, 1 / usual.back, at_once=True), Clock(*both, 0.0, 0.0, at_once=True))
+        costs = store.each, store.share(threads)
+        return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False), *costs),
+                Clock(*both, 1 / usual.out, 1 / usual.back, *costs, at_once=True),
+                Clock(*both, 0.0, 0.0, *costs, at_once=True))
 
     def _size(self, size: Size) -> int:
         self.bytes.append(size)

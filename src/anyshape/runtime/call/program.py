@@ -124,6 +124,8 @@ class Program:
         if self.otherwise is None:
             raise error
         error.__traceback__ = None  # which holds what the call has allocated
+        if not error.where:  # no step's, as where there is no memory for all of them: where the program begins
+            error = error.within(next((step.where for step in self.plan.steps if step.where), ""))
         return self.otherwise(args, error)
 
     def _has_written(self, error: DeviceError) -> bool:

@@ -36,6 +36,8 @@ PAGE = 4096  # spaces are whole pages of the file
 PIECE = 4 << 20  # bytes copied between two looks at whether anybody still wants them
 LEAST = 64 << 10  # bytes of a copy that says something about speed
 PROBE = 8 << 20  # bytes copied to learn how fast that is, before anything else was
+EACH = 1e-4  # seconds that one move takes whatever its size: two calls from native code, four of the system
+BESIDE = 0.25  # what a second of copying on a core that has nothing else to do costs those that compute: memory traffic
 MEMORY = 0.9  # what the latest copies weigh in the estimate of speed
 
 Piece = tuple[int, int]  # first byte in the file, bytes
@@ -67,9 +69,11 @@ class Reservation(Protocol):
 
 
 class Store(Protocol):
-    """Where values wait. limit: bytes that it may hold; 0: as many as there are."""
+    """Where values wait. limit: bytes that it may hold; 0: as many as there are. each: seconds that moving a value out
+    and back takes, whatever its size."""
 
     limit: int
+    each: float
 
     def reserve(self, bytes_: int) -> Reservation:
         """Room for so many bytes; StoreError: there is none."""
@@ -79,6 +83,9 @@ class Store(Protocol):
 
     def seconds(self, bytes_: float, out: bool) -> float:
         """What copying so many bytes takes, as the latest copies did."""
+
+    def share(self, threads: int) -> float:
+        """What a second of copying costs those that compute meanwhile, so many threads."""
 
 
 class File:
@@ -291,6 +298,8 @@ class HostStore:
         limit: bytes that it may hold; 0: as many as the disk has.
     """
 
+    each = EACH
+
     def __init__(self, folder: str, limit: int = 0) -> None:
         self.folder = folder
         self.limit = limit
@@ -370,6 +379,10 @@ class HostStore:
             except StoreError:
                 return False
         return self.file is None or self.file.error is None
+
+    def share(self, threads: int) -> float:
+        """See `Store`."""
+        return BESIDE if threads < (os.cpu_count() or 1) else 1.0
 
     def seconds(self, bytes_: float, out: bool) -> float:
         """What copying so many bytes takes, as the latest copies did."""

@@ -24,7 +24,9 @@ from anyshape.runtime.memory.offload_store import LEAST, Speed
 
 PAGE = 1 << 16  # bytes that places are multiples of
 ROOMY = 2  # a free place this much larger than what is asked for is left to others
-PROBE = 1 << 20  # bytes copied to learn how fast that is
+PROBE = 8 << 20  # bytes copied to learn how fast that is
+EACH = 2e-5  # seconds that one move takes whatever its size: ten calls of the driver
+BESIDE = 0.02  # what a second of copying costs kernels beside it: memory traffic of an engine of the device's own
 
 
 class DeviceCopy:
@@ -102,6 +104,8 @@ class PinnedStore:
         limit: bytes that it may hold; 0: as many as the host has.
     """
 
+    each = EACH
+
     def __init__(self, streams: Streams, limit: int = 0) -> None:
         self.streams = streams
         self.limit = limit
@@ -166,8 +170,12 @@ class PinnedStore:
         """What copying so many bytes takes, as was measured when the store was made."""
         return self.speeds[out].of(bytes_)
 
+    def share(self, threads: int) -> float:
+        """See `Store`. No thread copies."""
+        return BESIDE
+
     def _measure(self) -> None:
-        """Copies once in each direction."""
+        """Copies twice in each direction: the first time finds pages and the driver cold."""
         streams = self.streams
         stream = streams.current()
         try:
@@ -176,7 +184,7 @@ class PinnedStore:
             for speed in self.speeds:
                 speed.add(PROBE, PROBE / 1e9)
             return
-        for out in (True, False):
+        for out in (True, False) * 2:
             streams.synchronize(stream)
             begin = time.perf_counter()
             source, target = (memory.data_ptr(), host.address)[::1 if out else -1]

@@ -199,9 +199,7 @@ class Pool:
             block = self._made(size)
         except RuntimeError as error:
             self.release_idle()
-            raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
-                                do="run with smaller sizes, or keep fewer forward passes waiting for their backward"
-                                ) from error
+            raise self._no_memory(size, str(error).split("\n")[0]) from error
         with self.lock:
             self.blocks.append(weakref.ref(block))
             self.noted += size
@@ -209,6 +207,11 @@ class Pool:
         counters.arena_changed(size)
         self.grown()
         return block
+
+    def _no_memory(self, size: int, why: str) -> AnyShapeError:
+        """What is said where there is none for a block."""
+        return AnyShapeError(f"there is no memory for an arena of {size} bytes", why=why,
+                             do="run with smaller sizes, or keep fewer forward passes waiting for their backward")
 
     def _made(self, size: int) -> Block:
         """A block of whole pages; RuntimeError: there is no memory."""

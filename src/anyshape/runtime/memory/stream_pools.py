@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyshape.backend.interface import Streams
+from anyshape.base.errors import DeviceError
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory.pools import IDLE_SECONDS, WINDOW, Block, Pool, SegmentedBlock
 
@@ -65,7 +66,7 @@ class StreamPool(Pool):
         """A block of at least `bytes_` bytes, for work on the current stream.
 
         Raises:
-            AnyShapeError: there is not enough memory.
+            DeviceError: there is not enough memory.
         """
         self.used = now = time.monotonic()
         if bytes_ == 0:
@@ -119,6 +120,10 @@ class StreamPool(Pool):
         except RuntimeError:
             self.release_idle()  # of other streams, too
         return DeviceBlock(size, self.streams, stream, self._gone)
+
+    def _no_memory(self, size: int, why: str) -> DeviceError:
+        """See `Pool`. Such a call runs as PyTorch, if nothing of it has run."""
+        return DeviceError.no_memory(f"there is none for an arena of {size} bytes: {why}")
 
 
 def follow(kept: Block | SegmentedBlock, stream: int) -> None:

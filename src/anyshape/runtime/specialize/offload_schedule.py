@@ -73,12 +73,13 @@ def run_of(plan: Plan, number: int) -> tuple[int, int]:
 
 class Clock:
     """When steps and copies begin, by estimate. forward, backward: seconds of each step; out, back: seconds that
-    copying a byte takes. at_once: nobody computes while values are copied, so that they are in memory for the shortest
-    time."""
+    copying a byte takes; each, share: what a move costs beside that (`Store`). at_once: nobody computes while values
+    are copied, so that they are in memory for the shortest time."""
 
     def __init__(self, program: SavedLayout, later: SavedLayout, forward: np.ndarray, backward: np.ndarray, out: float,
-                 back: float, at_once: bool = False) -> None:
+                 back: float, each: float, share: float, at_once: bool = False) -> None:
         self.at_once = at_once
+        self.each, self.share = each, share
         self.program, self.later = program, later
         self.forward = np.concatenate(([0.0], np.cumsum(forward)))
         self.backward = np.concatenate(([0.0], np.cumsum(backward)))

@@ -65,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
         told = str(error) if here.is_first else f"rank {here.rank}: {error.what} (see rank 0)"
         errors.print(f"error: {told}", highlight=False, markup=False, soft_wrap=True)
         return 1
+    except torch.OutOfMemoryError as error:  # PyTorch's: of weights, or of a step that runs as PyTorch
+        full = DeviceError.no_memory(str(error).partition("\n")[0])
+        errors.print(f"error: {full}", highlight=False, markup=False, soft_wrap=True)
+        return 1
     except OSError as error:
         errors.print(f"error: {error.strerror or error}: {error.filename}\n  do:    give another folder with --out",
                      highlight=False, markup=False, soft_wrap=True)

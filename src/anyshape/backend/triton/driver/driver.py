@@ -104,8 +104,7 @@ class Driver:
     def error(self, code: int, doing: str) -> DeviceError:
         """The error for a result that is not 0."""
         if code == OUT_OF_MEMORY:
-            found = DeviceError("the device has not enough memory", where=doing, why=self._memory(),
-                                do="run with smaller sizes, set memory_limit, or end what else uses the card")
+            found = DeviceError.no_memory(self._memory(), doing)
         else:
             found = DeviceError("a call of the driver failed", where=doing, why=self.text(code),
                                 do="after an invalid access the process has to end; see what ran before")
