@@ -137,6 +137,9 @@ TRACING = {
     f"{SYMPY}reference.TensorReferenceAnalysis": Name("floats that are computed from sizes", FEWER),
     f"{SYMPY}printers.PythonPrinter": Name("sizes as text in Python", "some programs are not made for all sizes"),
     "torch._C._exit_dual_level": Name("leaves a forward-mode level that a failed trace is in", "it is not left"),
+    **{f"torch._tensor_str{name}": Name("the text of a tensor in the error of a trace",
+                                       "after a trace of torch.func that failed no gradients may be computed")
+       for name in ("", "._str")},
     "torch._C._functorch.maybe_current_level": Name("leaves a transform that a failed trace is in", "it is not left"),
     "torch._C._functorch.pop_dynamic_layer_stack": Name("leaves a transform that a failed trace is in",
                                                         "it is not left"),

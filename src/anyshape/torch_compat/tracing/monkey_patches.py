@@ -63,6 +63,7 @@ WHILE_TRACING = {
     VARIABLES + "user_defined.is_standard_setattr": HOLDERS,
     "torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext.__init__":
         "runs a first call under a mode in which some operators forget that an operand is conjugated",
+    "torch._tensor_str._str": "keeps a guard of the dispatcher in a traceback, which turns gradients off when it goes",
     "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
     "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
         "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",

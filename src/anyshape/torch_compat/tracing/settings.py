@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -90,6 +91,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(transforms_left())
+        stack.enter_context(_no_guard_in_a_traceback())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         stack.enter_context(holders_traced())
@@ -281,6 +283,31 @@ def transforms_left() -> Iterator[None]:
             forward_ad._current_level = level
             with contextlib.suppress(RuntimeError):
                 end_level(level=0)
+
+
+@contextlib.contextmanager
+def _no_guard_in_a_traceback() -> Iterator[None]:
+    """Inside, a tensor of torch.func whose text cannot be made leaves nothing behind. Torch turns functorch off
+    meanwhile by a guard among the variables of a function, and an error's traceback keeps these: whenever it is
+    collected, the guard sets the thread's dispatch keys as they were then, and no gradient is computed from there on."""
+    module = compat.get("torch._tensor_str")
+    text = compat.get("torch._tensor_str._str")
+    if text is None:
+        yield
+        return
+
+    def shown(tensor: Any, **keywords: Any) -> str:
+        try:
+            return text(tensor, **keywords)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    module._str = shown
+    try:
+        yield
+    finally:
+        module._str = text
 
 
 _innermost_transform: Callable[[], Any] = compat.need("torch._C._functorch.peek_interpreter_stack")
