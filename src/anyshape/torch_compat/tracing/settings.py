@@ -288,8 +288,8 @@ def transforms_left() -> Iterator[None]:
 @contextlib.contextmanager
 def _no_guard_in_a_traceback() -> Iterator[None]:
     """Inside, a tensor of torch.func whose text cannot be made leaves nothing behind. Torch turns functorch off
-    meanwhile by a guard among the variables of a function, and an error's traceback keeps these: whenever it is
-    collected, the guard sets the thread's dispatch keys as they were then, and no gradient is computed from there on."""
+    meanwhile by a guard among the variables of a function, and an error's traceback keeps these: when that is
+    collected, the guard sets the thread's dispatch keys as they were then, and no gradients are computed any more."""
     module = compat.get("torch._tensor_str")
     text = compat.get("torch._tensor_str._str")
     if text is None:
