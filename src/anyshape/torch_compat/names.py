@@ -118,6 +118,9 @@ TRACING = {
     f"{DYNAMO}variables.PolyfilledFunctionVariable": Name(OURS, FEWER),
     f"{DYNAMO}variables.PolyfilledFunctionVariable._get_polyfill_handlers": Name(OURS, FEWER),
     f"{DYNAMO}variables.TensorVariable": Name(OURS, FEWER),
+    **{f"{DYNAMO}variables.{name}": Name("subscripts that are tensors without dims", FEWER) for name in (
+        "builtin.BuiltinVariable", "builtin.BuiltinVariable.call_function",
+        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy")},
     f"{DYNAMO}guards.GuardBuilder": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules.get_torch_obj_rule_map": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules._polyfilled_function_ids": Name(OURS, FEWER),

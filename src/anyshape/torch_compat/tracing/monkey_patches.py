@@ -57,6 +57,9 @@ WHILE_TRACING = {
     "torch._dynamo.convert_frame.has_tensor_in_frame":
         "after a graph break it looks for tensors in lists, tuples and dictionaries, not in objects of users",
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
+    VARIABLES + "builtin.BuiltinVariable.call_function":
+        "takes the value of a subscript that is a tensor for a constant, or ends the graph at it",
+    VARIABLES + "tensor.TensorVariable.method___setitem__": "the same, where something is written there",
     VARIABLES + "tensor.TensorVariable.call_method": "methods of tensors that end a graph are traced as our functions",
     VARIABLES + "user_defined.UserDefinedClassVariable.call_function": HOLDERS,
     VARIABLES + "user_defined.UserDefinedClassVariable.supported_c_new_functions": HOLDERS,
