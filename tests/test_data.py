@@ -561,6 +561,33 @@ def test_numbers_of_either_sign(function):
     assert fast._anyshape.compilation.graphs <= 2
 
 
+def test_positions_that_are_tensors_are_operands():
+    """One program for all numbers, computed ones too; what sees that a part is no view is right as well."""
+    def function(x, table, k):
+        made, best = x * 2, x.detach()[:, 0].argmin()
+        made[k] = x[k, :2].sum() * table[k - 1]
+        made[:, k] = x[..., k].cos()
+        made[best, 1:] = 3
+        return made * x[best] + x[k, best % 4].exp()
+
+    def seen(x, k):
+        part = x[k]
+        x[k] = 7
+        x[k] += 1
+        return part * 2, x
+
+    fast, table = anyshape.compile(function), torch.randn(9)
+    for rows, k in ((5, 3), (7, 0), (4, -2), (9, 1)):
+        agree(function, fast, torch.randn(rows, 4), table, torch.tensor(k))
+    assert fast._anyshape.compilation.graphs == 1 and not fallbacks(fast)
+    with pytest.raises(IndexError):
+        fast(torch.randn(5, 4), table, torch.tensor(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(anyshape.compile(seen)(x.clone(), torch.tensor(2)), seen(x, torch.tensor(2)))
+
+
 def test_elements_at_a_position_are_written():
     def write(cache, x, position):
         cache[:, position] = x

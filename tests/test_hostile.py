@@ -721,3 +721,15 @@ def test_threads_that_need_another_program_at_once_make_it_once(defer: bool) -> 
     programs, eager = anyshape.stats()["programs"], anyshape.stats()["eager_calls"]
     assert programs <= 3 and (eager > 0 or programs == 3)  # f32 above 6 rows, f64 above, f64 below
     assert (eager == 0) or defer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_computed_after_a_trace_in_a_transform_has_failed() -> None:
+    """What such a trace leaves to the garbage collector changes nothing when it is collected."""
+    def curvature(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.hessian(lambda row: (row.sin() * row).sum()))(x)
+
+    fast, x = anyshape.compile(curvature), torch.randn(3, 4)
+    torch.testing.assert_close(fast(x), curvature(x))
+    gc.collect()
+    assert (torch.ones(2, requires_grad=True) * 2).requires_grad

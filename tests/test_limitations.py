@@ -50,8 +50,13 @@ def test_isqrt_of_a_size_has_no_program_for_all_sizes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_position_that_is_a_tensor_is_not_compiled() -> None:
-    assert programs(lambda x, i: x[i] * 2, (torch.ones(5, 3), torch.tensor(1))) == (0, 1)
+def test_a_view_at_a_position_that_is_a_tensor_is_not_compiled() -> None:
+    def grown(x: Tensor, i: Tensor) -> Tensor:
+        x[i] += 1
+        return x
+
+    assert programs(lambda x, i: x[i], (torch.ones(5, 3), torch.tensor(1))) == (0, 1)
+    assert programs(grown, (torch.ones(5, 3), torch.tensor(1))) == (0, 1)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -118,6 +118,9 @@ TRACING = {
     f"{DYNAMO}variables.PolyfilledFunctionVariable": Name(OURS, FEWER),
     f"{DYNAMO}variables.PolyfilledFunctionVariable._get_polyfill_handlers": Name(OURS, FEWER),
     f"{DYNAMO}variables.TensorVariable": Name(OURS, FEWER),
+    **{f"{DYNAMO}variables.{name}": Name("subscripts that are tensors without dims", FEWER) for name in (
+        "builtin.BuiltinVariable", "builtin.BuiltinVariable.call_function",
+        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy")},
     f"{DYNAMO}guards.GuardBuilder": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules.get_torch_obj_rule_map": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules._polyfilled_function_ids": Name(OURS, FEWER),
@@ -136,6 +139,9 @@ TRACING = {
     f"{SYMPY}reference.TensorReferenceAnalysis": Name("floats that are computed from sizes", FEWER),
     f"{SYMPY}printers.PythonPrinter": Name("sizes as text in Python", "some programs are not made for all sizes"),
     "torch._C._exit_dual_level": Name("leaves a forward-mode level that a failed trace is in", "it is not left"),
+    **{f"torch._tensor_str{name}": Name("the text of a tensor in the error of a trace",
+                                       "after a trace of torch.func that failed no gradients may be computed")
+       for name in ("", "._str")},
     "torch._C._functorch.maybe_current_level": Name("leaves a transform that a failed trace is in", "it is not left"),
     "torch._C._functorch.pop_dynamic_layer_stack": Name("leaves a transform that a failed trace is in",
                                                         "it is not left"),

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from anyshape.torch_compat.tracing.tensor_positions import take
+
 LEFT = ("errors of an operator, which are found only when its values are there, are caught by an `except` of the "
         "code: the function with the `try` runs as PyTorch, what it calls is compiled")
 # operators that look at values of whole numbers, or factorise, and fail where there is no answer
@@ -29,7 +31,7 @@ _FAILS = re.compile(
     r"(embedding|gather|scatter|index|take|put|cross_entropy|nll_loss|one_hot|bincount|div|mod|remainder|"
     r"repeat_interleave|cholesky|inverse|invert|linalg|solve|lu_|qr|svd|eig|multinomial|bernoulli|poisson|normal|item|"
     r"tolist|unpool)")
-_SUBSCRIPTS = operator.getitem, operator.setitem
+_SUBSCRIPTS = operator.getitem, operator.setitem, take
 # what no operator raises because of values
 _OTHERS = frozenset(("ImportError", "ModuleNotFoundError", "AttributeError", "KeyError", "StopIteration", "TypeError",
                      "NotImplementedError", "OSError", "FileNotFoundError", "ValueError", "AssertionError"))

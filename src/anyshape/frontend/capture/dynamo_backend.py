@@ -22,6 +22,7 @@ from anyshape.frontend.autograd.custom_derivatives import derivatives
 from anyshape.frontend.autograd.partition import Halves, partition_with_tape
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.capture.caught_errors import LEFT, caught
+from anyshape.frontend.capture.copied_parts import check_copied_parts
 from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
@@ -78,6 +79,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         compilation = Compilation(Config.make(**(options or {})), compile_program)
         check_stages(compilation.config)
     gm = scans.recognised(gm)
+    check_copied_parts(gm)
     lack = compat.lack()
     if lack:
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)

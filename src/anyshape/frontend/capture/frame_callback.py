@@ -17,6 +17,7 @@ from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError
 from anyshape.frontend.capture.background_compile import Beside
+from anyshape.frontend.capture.copied_parts import SeenCopy
 from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred, small_sizes
 from anyshape.frontend.capture.meta_kernels import tracing_settings
 from anyshape.frontend.capture.small_size_guard import PartCoverage
@@ -88,7 +89,7 @@ class Tracing:
     set_up: a call has run as PyTorch does for what only a first call does.
     broken: the failure is a graph break; set by the caller, for the ordinary way, which then traces each part of the
         program for all sizes.
-    in_pairs: code objects of frames with associative scans that no kernel knows.
+    as_torch: by code object, forms of ours that do not fit its frame (`UnknownScan`, `SeenCopy`): traced as torch does.
     single: code objects of parts that cannot be traced so.
     all_sizes: the trace that is going on is one for all sizes.
     turn: held by the thread that traces.
@@ -121,7 +122,7 @@ class Tracing:
         self.refusals: dict[Any, int] = {}
         self.set_up = False
         self.broken = False
-        self.in_pairs: set[Any] = set()
+        self.as_torch: dict[Any, frozenset[type]] = {}
         self.single: set[Any] = set()
         self.turn = threading.RLock()
         self.all_sizes = oblivious
@@ -351,12 +352,13 @@ class Tracing:
 
     def _trace(self, arguments: tuple[Any, ...], told: RecompileReason, all_sizes: bool | None = None) -> Any:
         config, code = self.compilation.config, arguments[0].f_code
-        all_sizes, in_pairs = self.oblivious if all_sizes is None else all_sizes, code in self.in_pairs
+        all_sizes = self.oblivious if all_sizes is None else all_sizes
+        as_torch = self.as_torch.get(code, frozenset())
         # a loop over parts takes a program for each
         programs = api.programs_of_others(code, self.inner) + self.sharded
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
-                                                  told.changing, in_pairs), \
+                                                  told.changing, as_torch), \
                 loops_cut_at_hooks() if self.sharded else contextlib.nullcontext(), \
                 settings.nothing_left_behind(arguments[0].f_globals), self._recorded(arguments[0], told) as keep:
             self.compilation.tracing = told.where, told.reason, told.way
@@ -367,17 +369,18 @@ class Tracing:
                 if self._part is not None and self._part.guard is not None and api.made_program(answer):
                     internals.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
             except Exception as error:
-                if in_pairs or not isinstance(getattr(error, "inner_exception", error), UnknownScan):
+                kind = type(getattr(error, "inner_exception", error))
+                if kind not in (UnknownScan, SeenCopy) or kind in as_torch:
                     raise
                 answer = None
-                self.in_pairs.add(code)
+                self.as_torch[code] = as_torch | {kind}
             finally:
                 self.all_sizes, self._frame, self._part = self.oblivious, None, None
             if api.made_program(answer):
                 keep(answer, not self.piece())
             if api.made_program(answer) and eager_frames.has_no_graph(answer) and not self.piece():
                 self.empty = True
-        if answer is None and not in_pairs and code in self.in_pairs:
+        if answer is None and self.as_torch.get(code, as_torch) != as_torch:
             return self._trace(arguments, told, all_sizes)
         age_trace_garbage()
         self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)

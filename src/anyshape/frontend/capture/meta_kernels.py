@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from anyshape.frontend.aten import decompositions
+from anyshape.frontend.capture.copied_parts import SeenCopy
 from anyshape.frontend.capture.traceable_functions import IN_PYTHON
 from anyshape.frontend.recurrent import scans
 from anyshape.torch_compat import aten
@@ -222,9 +223,11 @@ def rules() -> dict[Any, Callable[..., Any]]:
 
 
 def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
-                     changing: frozenset[str], in_pairs: bool = False) -> Any:
-    """torch_trace.tracing_settings, with the rules above. in_pairs: associative scans are traced as trees."""
+                     changing: frozenset[str], as_torch: frozenset[type] = frozenset()) -> Any:
+    """torch_trace.tracing_settings, with the rules above. as_torch: what is traced as torch does (`UnknownScan`: scans
+    as trees; `SeenCopy`: positions that are tensors)."""
     scan, tree = (scans.FUNCTION, scans.associative_scan), (scans.GENERIC, scans.generic_associative_scan)
-    torchs, ours = tree if in_pairs or not oblivious else scan
+    torchs, ours = tree if scans.UnknownScan in as_torch or not oblivious else scan
     in_python = IN_PYTHON if torchs is None else {**IN_PYTHON, torchs: ours}
-    return settings.tracing_settings(dynamic, oblivious, rules(), in_python, others, numbers, changing)
+    return settings.tracing_settings(dynamic, oblivious, rules(), in_python, others, numbers, changing,
+                                     SeenCopy not in as_torch)

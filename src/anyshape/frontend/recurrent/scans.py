@@ -97,7 +97,7 @@ def generic_associative_scan(operator: Any, leaves: Any, dim: int = 0, additiona
 
 
 class UnknownScan(NotImplementedError):
-    """A combining function that is no recurrence which kernels know; the frame is to be traced with `in_pairs`."""
+    """A combining function that is no recurrence which kernels know; the frame is to be traced as torch does."""
 
 
 def recognised(gm: fx.GraphModule) -> fx.GraphModule:

@@ -57,12 +57,16 @@ WHILE_TRACING = {
     "torch._dynamo.convert_frame.has_tensor_in_frame":
         "after a graph break it looks for tensors in lists, tuples and dictionaries, not in objects of users",
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
+    VARIABLES + "builtin.BuiltinVariable.call_function":
+        "takes the value of a subscript that is a tensor for a constant, or ends the graph at it",
+    VARIABLES + "tensor.TensorVariable.method___setitem__": "the same, where something is written there",
     VARIABLES + "tensor.TensorVariable.call_method": "methods of tensors that end a graph are traced as our functions",
     VARIABLES + "user_defined.UserDefinedClassVariable.call_function": HOLDERS,
     VARIABLES + "user_defined.UserDefinedClassVariable.supported_c_new_functions": HOLDERS,
     VARIABLES + "user_defined.is_standard_setattr": HOLDERS,
     "torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext.__init__":
         "runs a first call under a mode in which some operators forget that an operand is conjugated",
+    "torch._tensor_str._str": "keeps a guard of the dispatcher in a traceback, which turns gradients off when it goes",
     "torch.fx._symbolic_trace._Patcher.patch_method": "torch.fx stands in for the calls of all modules while it traces",
     "torch.fx._symbolic_trace.is_fx_symbolic_tracing":
         "says to all threads that torch.fx traces; torch.compile would refuse to run in the others",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
 from anyshape.torch_compat.tracing.quiet_logs import WHILE_TRACING, quiet
 from anyshape.torch_compat.tracing.symint_cache import general_tracing, quick_tracing
+from anyshape.torch_compat.tracing.tensor_positions import positions_traced
 from anyshape.torch_compat.user_lines import users_frames
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.backports import newer_rules
@@ -46,13 +48,14 @@ DYNAMO_SETTINGS: dict[str, Any] = {
 def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]],
                      in_python: dict[Any, Any], others: int = 0,
                      numbers: frozenset[str] = frozenset(),
-                     changing: frozenset[str] = frozenset()) -> Iterator[None]:
+                     changing: frozenset[str] = frozenset(), positions: bool = True) -> Iterator[None]:
     """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
     functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
     `others` programs of the frame do not count for Dynamo's limits. Sizes of inputs that are among `numbers`, such as
     L['x'].size()[0], are taken as the numbers that they are; whole numbers at `changing`, such as L['self'].step, and
-    sizes of buffers there, as symbols (torch takes a module's numbers, and sizes of its buffers, as constants)."""
+    sizes of buffers there, as symbols (torch takes a module's numbers, and sizes of its buffers, as constants).
+    `positions`: subscripts that are tensors without dims are operands (torch_compat/tracing/tensor_positions.py)."""
     dynamo_config = compat.need("torch._dynamo.config")
     symbolic_config = compat.get("torch.fx.experimental._config")
     counted = getattr(getattr(torch.compiler, "config", None), "dynamic_sources", None)
@@ -90,8 +93,11 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(transforms_left())
+        stack.enter_context(_no_guard_in_a_traceback())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
+        if positions:
+            stack.enter_context(positions_traced())
         stack.enter_context(holders_traced())
         stack.enter_context(parts_of_holders_traced())
         yield
@@ -281,6 +287,29 @@ def transforms_left() -> Iterator[None]:
             forward_ad._current_level = level
             with contextlib.suppress(RuntimeError):
                 end_level(level=0)
+
+
+@contextlib.contextmanager
+def _no_guard_in_a_traceback() -> Iterator[None]:
+    """Inside, a tensor of torch.func whose text cannot be made leaves nothing behind. Torch turns functorch off
+    meanwhile by a guard among the variables of a function, and an error's traceback keeps these: when that is
+    collected, the guard sets the thread's dispatch keys as they were then, and no gradients are computed any more."""
+    module = compat.get("torch._tensor_str")
+    text = compat.get("torch._tensor_str._str")
+    if text is None:
+        yield
+        return
+
+    def shown(tensor: Any, **keywords: Any) -> str:
+        with contextlib.ExitStack() as stack:
+            stack.push(lambda _kind, _error, where: traceback.clear_frames(where))
+            return text(tensor, **keywords)
+
+    module._str = shown
+    try:
+        yield
+    finally:
+        module._str = text
 
 
 _innermost_transform: Callable[[], Any] = compat.need("torch._C._functorch.peek_interpreter_stack")
