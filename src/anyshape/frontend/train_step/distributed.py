@@ -287,7 +287,8 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         parts = [bucketed(local)]
         halves = halves_of(local, notes.first, roles.data, compilation.config.limited) if notes.first else None
         if halves is not None:
-            parts = [bucketed(halves.forward), bucketed(halves.backward)]
+            ahead = not compilation.config.limited
+            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=ahead)]
         text = "\n".join(map(show, parts))
         compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
         first, *later = (lowered(one, strategy.mesh) for one in parts)

@@ -113,7 +113,7 @@ def refusal(mesh: ProcessMesh, what: str, *, why: str, do: str) -> RankError:
 
 
 def told_once(rank: int, error: Error) -> Error:
-    """An error that all ranks have: as it is on rank 0, one line of it elsewhere, also where it is that line already."""
+    """An error that all ranks have: as it is on rank 0, one line of it elsewhere."""
     if rank == 0 or error.what.startswith(f"rank {rank}: "):
         return error
     short = type(error)(f"rank {rank}: {error.what} (see rank 0)")
