@@ -86,7 +86,7 @@ def test_the_tables_of_the_readme_are_those_of_the_pages():
 
 
 def test_aims_of_many_devices_stand_beside_stored_results() -> None:
-    """The table of docs/distributed.md: one row for each measure, with the numbers of the pages that are made of them."""
+    """The table of docs/distributed.md: a row for each measure, with the numbers of the pages that are made of them."""
     text = (DOCS / "distributed.md").read_text()
     table = text.partition("## Aims, and what was found")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")][2:]
