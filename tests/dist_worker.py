@@ -425,6 +425,7 @@ def refused_before_a_step() -> dict[str, list[str]]:
     saves, steps = partial(searched.save, "nowhere"), partial(searched, torch.ones(2, 2))
     found["a save before a search"] = refusal(saves if rank == 0 else steps)["lines"]
     found["a load before a search"] = refusal(steps if rank == 0 else partial(searched.load, "nowhere"))["lines"]
+    found["a search that finds nothing"] = refusal(partial(searched, torch.ones(())))["lines"]
     with step.whole(), searched.whole():  # and all is well after it
         return found
 
@@ -467,7 +468,8 @@ def refusal(of: Callable[[], object]) -> dict[str, Any]:
     try:
         of()
     except AnyShapeError as error:
-        return {"lines": str(error).splitlines(), "seconds": time.monotonic() - begun}
+        return {"lines": str(error).splitlines(), "seconds": time.monotonic() - begun,
+                "named": getattr(error, "least", 0)}
     return {"lines": []}
 
 

@@ -25,6 +25,7 @@ from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse as parse_graph
 from anyshape.ir.types import SizeType
 from anyshape.ir.verify import verify as verify_graph
+from anyshape.ops.collective import COLLECTIVES
 from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.parse import parse
 from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, is_launch, is_wait, touched
@@ -108,7 +109,8 @@ def test_a_message_travels_behind_the_layers_below_and_the_last_one_behind_updat
     for step in moved.steps:
         name = step.regimes[0].kernel if isinstance(step, KernelStep) else "start" if is_launch(step) else "wait"
         words.append(name)
-    assert " ".join(words) == ("h g start h g start h g wait start update h g wait start update "
+    # updates come where a launch waits for room among the messages, behind the layer that is ready
+    assert " ".join(words) == ("h g start h g start h g wait start h g update wait start update "
                                "wait update wait update")
     launched = [step.effect for step in moved.steps if isinstance(step, ExternStep) and is_launch(step)]
     assert launched == sorted(launched)  # ranks whose plans differ send the same messages in the same order
@@ -229,6 +231,25 @@ graph step(n: size, x: f32[n, 6], d: f32[n, 8], w: f32[4, 6])
 """)
     found = [node.outputs[0].name for node in bucketed(graph).nodes]
     assert found.index("y") < found.index("g") < found.index("own")
+
+
+def test_a_weight_is_gathered_before_the_gradients_of_the_layer_above_are_sent() -> None:
+    """So that layer's message does not stand between the next layer and its weight; under a limit each comes late."""
+    lines = ["graph step(n: size, d: f32[n, 8], a: f32[4, 8], b: f32[4, 8], c: f32[4, 8])"]
+    last = "d"
+    for one in "abc":
+        whole = f'all_gather({one} | axis="data", parts=[[0, 1, 8, 1, 4]])  f32[8, 8]'
+        lines += [f"  whole_{one} = {whole}", f"  y_{one} = matmul({last}, whole_{one})  f32[n, 8]",
+                  f"  t_{one} = permute({last} | dims=[1, 0])  f32[8, n]",
+                  f"  g_{one} = matmul(t_{one}, y_{one})  f32[8, 8]",
+                  f'  own_{one} = reduce_scatter(g_{one} | axis="data", parts=[[0, 1, 8, 1, 4]])  f32[4, 8]']
+        last = f"y_{one}"
+    graph = parse_graph("\n".join(["", *lines, "  return own_a, own_b, own_c, y_c", ""]))
+    for ahead, wanted in ((True, "whole_a whole_b own_a whole_c own_b own_c"),
+                          (False, "whole_a own_a whole_b own_b whole_c own_c")):
+        found = bucketed(graph, 1, ahead)
+        verify_graph(found)
+        assert " ".join(node.outputs[0].name for node in found.nodes if node.op in COLLECTIVES) == wanted
 
 
 def test_the_length_of_a_message_is_a_formula() -> None:

@@ -83,3 +83,25 @@ def test_the_tables_of_the_readme_are_those_of_the_pages():
     shown = "".join((DOCS / f"{page}.md").read_text() for page in KEPT)
     assert rows and not [row for row in rows if row not in shown]
     assert re.search(r"\[docs/benchmarks\.md\]", part)
+
+
+def test_aims_of_many_devices_stand_beside_stored_results() -> None:
+    """The table of docs/distributed.md: a row for each measure, with the numbers of the pages that are made of them."""
+    text = (DOCS / "distributed.md").read_text()
+    table = text.partition("## Aims, and what was found")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 12 and {row[3].strip().split()[0].strip(",") for row in rows} == {"real", "simulated"}
+    page = (DOCS / "benchmarks-processes.md").read_text()
+    found = dict(re.findall(r"^\| (.+?) \| [\d.]* \| ([\d.]+) \|$", page, re.MULTILINE))
+    measured = {name.partition(" against")[0]: value for name, value in found.items()}
+    for wanted in ("throughput on new shapes", "peak of a rank", "exposed communication"):
+        values = re.findall(r"\d\.\d\d", next(row[2] for row in rows if wanted in row[0]))
+        assert values == [measured[f"{kind}: {wanted}"] for kind in ("ddp", "fsdp")], wanted
+    simulated = (DOCS / "benchmarks-strategies.md").read_text()
+    for wanted, said in (("published", r"error is ([\d.]+%) in the median and ([\d.]+%)"),
+                         ("by hand", r"plan by hand fits: (\d\.\d+); least (\d\.\d+)"),
+                         ("search time", r"in (\d+ s) of one processor.* at most ([\d.]+%)"),
+                         ("scaling", r"FSDP, merged, early \| ([\d.]+)(?s:.*)FSDP, neither \| ([\d.]+)")):
+        cell = next(row[2] for row in rows if wanted in row[0])
+        numbers = re.search(said, simulated)
+        assert numbers is not None and all(one in cell for one in numbers.groups()), (wanted, cell)

@@ -129,9 +129,9 @@ def _merged(bucket: _Bucket) -> Node:
                 f"{len(nodes)} messages in one")
 
 
-def _with_gathers_joined(graph: Graph, limit: int) -> tuple[Graph, frozenset[str]]:
+def _with_gathers_joined(graph: Graph, limit: int, ahead: bool) -> tuple[Graph, frozenset[str]]:
     """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read
-    are views of inputs, which go before. The graph, and the first result of each message."""
+    are views of inputs, which go before. ahead: see `bucketed`. The graph, and the first result of each message."""
     early = {v.name for v in graph.inputs}
     views: dict[str, Node] = {}
     for node in graph.nodes:
@@ -150,6 +150,7 @@ def _with_gathers_joined(graph: Graph, limit: int) -> tuple[Graph, frozenset[str
             found.nodes.append(node)
             found.bytes = found.bytes + node.output.tensor.bytes
             group_of[place] = found
+    places = _places(graph, groups, ahead)
     nodes: list[Node] = []
     joined: set[str] = set()
     done: set[int] = set()
@@ -163,17 +164,51 @@ def _with_gathers_joined(graph: Graph, limit: int) -> tuple[Graph, frozenset[str
             nodes.append(view)
 
     for place, node in enumerate(graph.nodes):
-        bucket = group_of.get(place)
-        if bucket is not None and bucket.nodes[0] is node:
+        for bucket in places.get(place, ()):
             for one in bucket.nodes:
                 for value in one.values():
                     chain(value)
             nodes.append(_merged(bucket))
             joined.add(nodes[-1].outputs[0].name)
-        elif bucket is None and id(node) not in done:
+        if place not in group_of and id(node) not in done:
             done.add(id(node))
             nodes.append(node)
     return graph.replace(nodes=tuple(nodes)), frozenset(joined)
+
+
+def _places(graph: Graph, groups: Sequence[_Bucket], ahead: bool) -> dict[int, list[_Bucket]]:
+    """Gathers by the place of the node before which they come: that of the first one of a bucket. With `ahead` it is
+    before the gradients of the layer above are sent: behind the first reader of the bucket before it."""
+    group_of = {id(node): bucket for bucket in groups for node in bucket.nodes}
+    source: dict[str, _Bucket] = {}  # gathered weights, and views of them
+    first: dict[int, int] = {}
+    reader: dict[int, int] = {}
+    others: list[int] = []
+    for place, node in enumerate(graph.nodes):
+        bucket = group_of.get(id(node))
+        if bucket is not None:
+            first.setdefault(id(bucket), place)
+            source |= {v.name: bucket for v in node.outputs}
+            continue
+        read = [source[v.name] for v in node.values() if v.name in source]
+        if read and row(node).kind == "view":
+            source |= {v.name: read[0] for v in node.outputs}
+        else:
+            for one in read:
+                reader.setdefault(id(one), place)
+        if node.op in COLLECTIVES:
+            others.append(place)
+    places: dict[int, list[_Bucket]] = {}
+    last: dict[tuple[Attr, ...], _Bucket] = {}
+    for bucket in groups:
+        place = first[id(bucket)]
+        before = last.get(bucket.key)
+        early = place if before is None else reader.get(id(before), place) + 1
+        if ahead and any(early <= one < place for one in others):
+            place = early
+        last[bucket.key] = bucket
+        places.setdefault(place, []).append(bucket)
+    return places
 
 
 def _with_last_reads_early(graph: Graph) -> Graph:
@@ -217,9 +252,15 @@ def _with_last_reads_early(graph: Graph) -> Graph:
     return graph.replace(nodes=tuple(nodes))
 
 
-def bucketed(graph: Graph, limit: int = BUCKET_BYTES) -> Graph:
-    """The graph with collectives in buckets of at most about `limit` bytes."""
-    graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES))
+def bucketed(graph: Graph, limit: int = BUCKET_BYTES, ahead: bool = True) -> Graph:
+    """The graph with collectives in buckets of at most about `limit` bytes.
+
+    Args:
+        ahead: weights are gathered before the gradients of the layer above are scattered, whose message would let the
+            layer wait: "backward prefetch" (Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.3.2). They are memory
+            from then on.
+    """
+    graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES), ahead)
     return graph.replace(nodes=_Walk(_with_last_reads_early(graph), limit, joined).run())
 
 

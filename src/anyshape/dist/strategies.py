@@ -128,17 +128,17 @@ def strategy_of(given: object, world: int) -> Strategy:
     elif isinstance(given, Mesh):
         unknown = [axis.name for axis in given.axes if axis.name not in AXES]
         if unknown:
-            raise ConfigError(f"axes of the mesh are called {', '.join(unknown)}",
+            raise ConfigError(f"axes of the mesh are called {', '.join(unknown)}", where=f"strategy={given}",
                               why="the name of an axis says what is dealt out along it",
                               do=f"call axes {', '.join(AXES)}, or pass a Strategy")
         found = Strategy(given, tuple(AXES[axis.name] for axis in given.axes))
     elif isinstance(given, str) and given in AXES.values():
         found = Strategy(Mesh((Axis(ALONE[given], world),)), (given,))
     else:
-        raise ConfigError(f"strategy is {given!r}", why="it is a word, a mesh or a Strategy",
+        raise ConfigError(f"strategy is {given!r}", where="strategy", why="it is a word, a mesh or a Strategy",
                           do=f"pass one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
     if found.mesh.world != world:
-        raise ConfigError(f"{found.mesh} has {found.mesh.world} ranks", why=f"{world} processes run",
+        raise ConfigError(f"{found.mesh} has {found.mesh.world} ranks", where="strategy", why=f"{world} processes run",
                           do=f"start {found.mesh.world} processes, or make a mesh of {world}")
     return found
 

@@ -152,7 +152,7 @@ class TrainStep:
             if state.distribution is None:  # the search needs a batch
                 self._meet("step")
                 one = self.settings
-                found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit)
+                found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit, keywords)
                 state.distribution = distribution_of(found.strategy, self._names, one.config.limited)
                 if found.search is not None:
                     self.compilation.strategy.append(str(found.search))

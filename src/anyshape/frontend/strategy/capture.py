@@ -5,7 +5,7 @@ Of long lists of layers that are alike two are traced, and the rest is counted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,10 +49,7 @@ def capture(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: Any,
         InputError: it cannot be traced, or the batch has no dim of sequences.
     """
     arguments = batch if isinstance(batch, tuple) else (batch,)
-    first = next((one for one in arguments if isinstance(one, Tensor)), None)
-    if first is None or first.dim() < 1:
-        raise InputError(f"there is no tensor in the batch of {name}", why="its first dim are sequences of all ranks",
-                         do="give a batch as loss_fn takes it, for example torch.zeros(256, 4096, dtype=torch.int64)")
+    first = first_of(arguments)
     short, counts = shortened(model)
     try:
         graph, names, symbols = _traced(_Loss(short, loss_fn), arguments, first)
@@ -150,9 +147,22 @@ str]]:
     return found, names, (axes[0], axes[1])
 
 
+def first_of(arguments: Sequence[Any]) -> Tensor:
+    """The tensor of a batch whose first two dims are sequences and positions.
+
+    Raises:
+        InputError: there is none.
+    """
+    first = next((one for one in arguments if isinstance(one, Tensor) and one.dim()), None)
+    if first is None:
+        raise InputError("there is no tensor with a dim in the batch", where="batch",
+                         why="the first dim of the first one are sequences of all ranks",
+                         do="give a batch as loss_fn takes it, for example torch.zeros(256, 4096, dtype=torch.int64)")
+    return first
+
+
 def sizes_of(batch: Any) -> tuple[int, int]:
-    """Sequences and positions of a batch."""
-    arguments = batch if isinstance(batch, tuple) else (batch,)
-    first = next(one for one in arguments if isinstance(one, Tensor))
+    """Sequences and positions of a batch; raises InputError as `first_of` does."""
+    first = first_of(batch if isinstance(batch, tuple) else (batch,))
     return int(first.shape[0]), int(first.shape[1]) if first.dim() > 1 else 1
 

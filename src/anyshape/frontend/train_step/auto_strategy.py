@@ -10,7 +10,7 @@ call says in bytes whether it fits.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,8 @@ from anyshape.dist.simulate.step import RESERVED
 from anyshape.dist.strategies import Strategy
 from anyshape.frontend.strategy import StrategySearch, strategy
 from anyshape.frontend.strategy.runnable import runnable
-from anyshape.torch_compat.tree import tree_map_only
+from anyshape.runtime.collectives.agreement import told_once
+from anyshape.torch_compat.tree import tree_flatten, tree_map_only, tree_unflatten
 
 AUTO = "auto"
 MACHINE = "cpu"
@@ -41,17 +42,23 @@ class Searched:
 
 
 def search_rows(model: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer, batch: Sequence[Any],
-                world: int, memory_limit: int | None) -> StrategySearch:
-    """The search over strategies that deal out rows. batch: what one of `world` ranks gives to a step. memory_limit: of
-    a step, beside what is alive when it is called.
+                world: int, memory_limit: int | None, keywords: Mapping[str, Any] | None = None) -> StrategySearch:
+    """The search over strategies that deal out rows. batch, keywords: what one of `world` ranks gives to a step, in
+    containers or not. memory_limit: of a step, beside what is alive when it is called.
 
     Raises:
         LimitError: nothing keeps to the limit, by estimate. AnyShapeError: the step cannot be traced.
     """
+    leaves, containers = tree_flatten((tuple(batch), dict(keywords or {})))
+
+    def loss(model: torch.nn.Module, *given: Any) -> Any:
+        arguments, named = tree_unflatten(given, containers)
+        return loss_fn(model, *arguments, **named)
+
     whole = tree_map_only(Tensor, lambda one: one.repeat(world, *[1] * (one.dim() - 1)) if one.dim() else one,
-                          tuple(batch))
+                          tuple(leaves))
     device = RESERVED + alive(model, optimizer) + memory_limit if memory_limit else 0
-    return strategy(model, loss_fn, optimizer, whole, mesh=ROWS, world=world, machine=MACHINE, memory_limit=int(device))
+    return strategy(model, loss, optimizer, whole, mesh=ROWS, world=world, machine=MACHINE, memory_limit=int(device))
 
 
 def alive(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -62,7 +69,7 @@ def alive(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
 
 
 def searched(model: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer, batch: Sequence[Any],
-             memory_limit: int | None) -> Searched:
+             memory_limit: int | None, keywords: Mapping[str, Any] | None = None) -> Searched:
     """What rank 0 finds for batches such as its own; all ranks call this.
 
     Raises:
@@ -72,13 +79,15 @@ def searched(model: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimi
     search = None
     if dist.get_rank() == 0:
         try:
-            search = _search_once(model, loss_fn, optimizer, batch, memory_limit)
+            search = _search_once(model, loss_fn, optimizer, batch, memory_limit, keywords)
             said = [str(search.found.best.plan.strategies[-1]), None]
-        except AnyShapeError as error:
-            said = [None, str(error)]
+        except Exception as error:  # the others wait for what it says
+            said = [None, str(error) if isinstance(error, AnyShapeError) else f"{type(error).__name__}: {error}"]
     dist.broadcast_object_list(said, 0)
     if said[1] is not None:
-        raise ConfigError("no strategy was found", why=said[1].replace("\n", " "), do="name one, such as \"ddp\"")
+        raise told_once(dist.get_rank(), ConfigError(
+            "no strategy was found", where='strategy="auto", before the first step: no rank has run any of it',
+            why=said[1].replace("\n", " "), do="name one, such as \"ddp\""))
     found = found_of(said[0])
     if memory_limit:  # what micro-batches are for, calls that compute again do
         found = replace(found, micro=1)
@@ -86,12 +95,12 @@ def searched(model: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimi
 
 
 def _search_once(model: torch.nn.Module, loss_fn: Any, optimizer: torch.optim.Optimizer, batch: Sequence[Any],
-                 memory_limit: int | None) -> StrategySearch:
+                 memory_limit: int | None, keywords: Mapping[str, Any] | None) -> StrategySearch:
     """The search; where nothing keeps to the limit by estimate, one among what takes least."""
     world = dist.get_world_size()
     try:
-        return search_rows(model, loss_fn, optimizer, batch, world, memory_limit)
+        return search_rows(model, loss_fn, optimizer, batch, world, memory_limit, keywords)
     except LimitError:
-        search = search_rows(model, loss_fn, optimizer, batch, world, None)
+        search = search_rows(model, loss_fn, optimizer, batch, world, None, keywords)
         search.override("*", data="fsdp", recompute="full")
         return search

@@ -55,7 +55,7 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.dce import dce
-from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said
+from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said, told_once
 from anyshape.runtime.collectives.lost_rank import meet_peers
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
@@ -211,7 +211,7 @@ def distribution_of(given: object, names: Callable[[], list[str]], limited: bool
     agree(every, {"the strategy": str(strategy) if fault is None else f"none: {fault.what}",
                   "having a limit in bytes": str(limited)})
     if fault is not None:
-        raise fault if every.rank == 0 else type(fault)(f"rank {every.rank}: {fault.what} (see rank 0)")
+        raise told_once(every.rank, fault)
     mesh = process_mesh(strategy.mesh)
     return Distribution(strategy, mesh, names)
 
@@ -287,7 +287,8 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         parts = [bucketed(local)]
         halves = halves_of(local, notes.first, roles.data, compilation.config.limited) if notes.first else None
         if halves is not None:
-            parts = [bucketed(halves.forward), bucketed(halves.backward)]
+            ahead = not compilation.config.limited
+            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=ahead)]
         text = "\n".join(map(show, parts))
         compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
         first, *later = (lowered(one, strategy.mesh) for one in parts)
@@ -364,8 +365,9 @@ class DistributedProgram:
             return None
         most = max(range(len(least)), key=least.__getitem__)
         do, _, why = said(mesh, "" if own is None else f"{own.do}\n{own.what}: {own.why}")[most].partition("\n")
-        return LimitError(f"the step does not run within the limit of rank {most}", why=why, do=f"on all ranks, {do}",
-                          where=f"{mesh.mesh}, before the step: no rank has run any of it", least=least[most])
+        return told_once(mesh.rank, LimitError(
+            f"the step does not run within the limit of rank {most}", why=why, do=f"on all ranks, {do}",
+            where=f"{mesh.mesh}, before the step: no rank has run any of it", least=least[most]))
 
     def _given(self, inputs: Sequence[Any]) -> list[Any]:
         """What this rank's program takes: its parts of tensors, and sizes, which ranks tell each other."""

@@ -37,10 +37,11 @@ after overlap_collectives:
 
 A list scheduler (Adam, Chandy and Dickson, "A Comparison of List Schedules for Parallel Processing Systems", CACM
 1974): of the steps whose operands are there the first one of the given order is next, but that waits come when nothing
-else is left, and launches at once. Two messages are under way at most: a third is launched when the oldest of them was
-waited for. So a bucket of gradients travels behind the backward of the layers below, the last one behind the weight
-updates of those before, and gathered weights come while the layer before them runs. Launches keep their order: whatever
-plans ranks choose, their messages meet.
+else is left, and launches at once. Steps that no launch needs, such as updates of weights, come behind all others that
+are ready: they are there where a wait would be next. Two messages are under way at most: a third is launched when the
+oldest of them was waited for. So a bucket of gradients travels behind the backward of the layers below, the last one
+behind the weight updates of those before, and gathered weights come while the layer before them runs. Launches keep
+their order: whatever plans ranks choose, their messages meet.
 
 A message is memory from its launch to its wait, and what a step makes that comes before its time is memory until its
 time has come. Where such steps have made at most the last number of `AHEAD` bytes that are alive, the plan needs least.
@@ -149,6 +150,7 @@ class _Scheduler:
         self.problem = problems[0]
         self.rooms = [_Room(problem, base) for problem in problems] if base else []
         self.turns = {number: turn for turn, number in enumerate(base or range(len(plan.steps)))}
+        self.put_off = self.needed_by_none() if base else set()
         self.left = list(base)  # steps that are not done, in that order
         self.most = most
         self.ahead = ahead
@@ -199,13 +201,22 @@ class _Scheduler:
         among the messages, not behind steps."""
         if not self.others or (self.launches and self.launches[0] < self.others[0] and self.under_way >= self.most):
             return None
-        rest = [ready[0] for ready in (self.launches, self.waits) if ready]
-        return next((number for number in sorted(self.others)[:LOOKED]
+        rest = [ready[0] for ready in (self.launches, self.others, self.waits) if ready]
+        first = sorted(self.others, key=lambda number: (number in self.put_off, number))
+        return next((number for number in first[:LOOKED]
                      if self.is_next(number, rest) or (self.has_room(number) and self.is_little(number))), None)
+
+    def needed_by_none(self) -> set[int]:
+        """The steps that no launch waits for."""
+        launches = [number for number, step in enumerate(self.plan.steps) if is_launch(step)]
+        needed = 0
+        for number in launches:
+            needed |= self.problem.behind(number)
+        return {number for number in range(len(self.plan.steps)) if not needed >> number & 1}
 
     def is_next(self, number: int, others: list[int]) -> bool:
         """Does the given order have the step before all others that are ready?"""
-        return all(number < one for one in others)
+        return all(number <= one for one in others)
 
     def ready(self, number: int) -> None:
         """All that the step needs is done."""

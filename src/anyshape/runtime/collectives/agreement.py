@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import AnyShapeError, LimitError
 from anyshape.runtime.collectives.messages import by_torch
 from anyshape.runtime.collectives.process_group import ProcessMesh
 
+Error = TypeVar("Error", bound=AnyShapeError)
 NUMBERS = 15  # sizes that travel with the digest
+BEFORE, SHOWN = 60, 200  # characters of texts that differ: before the difference, and all that are said
 
 
 class RankError(AnyShapeError):
@@ -81,21 +83,41 @@ def agree(mesh: ProcessMesh, own: dict[str, str]) -> None:
     if differing:
         first = differing[0]
         others = [rank for rank, each in enumerate(every) if each.get(first) != every[0].get(first)]
-        words = said(mesh, own[first][:200])
+        words = said(mesh, own[first], len(own[first]))
+        here, there = around_difference(words[0], words[others[0]])
         raise refusal(mesh, f"ranks differ in {first}: {', '.join(map(str, others[:8]))} from rank 0",
-                      why=f"rank 0 has {words[0]!r}, rank {others[0]} has {words[others[0]]!r}",
+                      why=f"rank 0 has {here!r}, rank {others[0]} has {there!r}",
                       do="start all ranks with the same code, model, settings and versions")
 
 
-def said(mesh: ProcessMesh, own: str) -> list[str]:
-    """What each rank says, in short."""
+def around_difference(first: str, second: str) -> tuple[str, str]:
+    """What two texts have where they begin to differ, and a bit before and after."""
+    place = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+                 min(len(first), len(second)))
+    begin = max(0, place - BEFORE)
+    short = [("..." if begin else "") + one[begin:begin + SHOWN] + ("..." if len(one) > begin + SHOWN else "")
+             for one in (first, second)]
+    return short[0], short[1]
+
+
+def said(mesh: ProcessMesh, own: str, most: int = 600) -> list[str]:
+    """What each rank says, the first `most` characters of it."""
     found: list[Any] = [""] * mesh.mesh.world
-    dist.all_gather_object(found, own[:600], group=mesh.control)
+    dist.all_gather_object(found, own[:most], group=mesh.control)
     return found
 
 
 def refusal(mesh: ProcessMesh, what: str, *, why: str, do: str) -> RankError:
     """The error with its four parts on rank 0, and one line elsewhere."""
-    if mesh.rank == 0:
-        return RankError(what, where=f"{mesh.mesh}, found before the step", why=why, do=do)
-    return RankError(f"rank {mesh.rank}: {what} (see rank 0)")
+    return told_once(mesh.rank, RankError(what, where=f"{mesh.mesh}, found before the step", why=why, do=do))
+
+
+def told_once(rank: int, error: Error) -> Error:
+    """An error that all ranks have: as it is on rank 0, one line of it elsewhere."""
+    if rank == 0 or error.what.startswith(f"rank {rank}: "):
+        return error
+    short = type(error)(f"rank {rank}: {error.what} (see rank 0)")
+    if isinstance(short, LimitError):
+        assert isinstance(error, LimitError)
+        short.least = error.least
+    return short

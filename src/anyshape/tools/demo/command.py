@@ -18,6 +18,7 @@ from anyshape.base import counters
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, DeviceError, InputError
 from anyshape.frontend.train_step.auto_strategy import AUTO
+from anyshape.runtime.collectives.agreement import told_once
 from anyshape.tools.demo import backends, data, ranks, report
 from anyshape.tools.demo.choose import chosen
 from anyshape.tools.demo.compare import compare
@@ -62,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
             _check_dealt_out(args)
         return _run(args, console, here)
     except AnyShapeError as error:
-        told = str(error) if here.is_first else f"rank {here.rank}: {error.what} (see rank 0)"
-        errors.print(f"error: {told}", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"error: {told_once(here.rank, error)}", highlight=False, markup=False, soft_wrap=True)
         return 1
     except torch.OutOfMemoryError as error:  # PyTorch's: of weights, or of a step that runs as PyTorch
         full = DeviceError.no_memory(str(error).partition("\n")[0])
