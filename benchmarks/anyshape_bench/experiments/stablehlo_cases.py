@@ -15,6 +15,7 @@ import collections
 import json
 import multiprocessing
 import queue
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -138,12 +139,12 @@ def separated(text: str) -> tuple[str, list[int]]:
                 calls[ir.FlatSymbolRefAttr(operation.attributes["callee"]).value] = operation
             elif operation.name.startswith("check.") or "check.expect" in str(operation):
                 checks.append(operation)
-        pairs = [(check.operands[0], list(calls["expected"].results).index(check.operands[1])) for check in checks]
         types = []
         if "inputs" in calls:
             for result in calls["inputs"].results:
                 types.append(result.type)
                 result.replace_all_uses_with(block.add_argument(result.type, ir.Location.unknown()))
+        pairs = [(check.operands[0], list(calls["expected"].results).index(check.operands[1])) for check in checks]
         list(block.operations)[-1].operation.erase()
         with ir.InsertionPoint(block):
             ir.Operation.create("func.return", operands=[value for value, _ in pairs])
@@ -258,10 +259,10 @@ SUITES: dict[str, tuple[str, Callable[[Path], list[Case]]]] = {
     "dynamic": ("StableHLO's modules with symbolic sizes, against its interpreter", dynamic)}
 
 
-def worker(folder: Path, suite: str, start: int, into: Any) -> None:
+def worker(folder: Path, suite: str, every: int, start: int, into: Any) -> None:
     """One process: cases from one on; puts their rows."""
     warnings.simplefilter("ignore")
-    for number, (name, run) in list(enumerate(SUITES[suite][1](folder)))[start:start + CASES_A_PROCESS]:
+    for number, (name, run) in list(enumerate(SUITES[suite][1](folder)[::every]))[start:start + CASES_A_PROCESS]:
         try:
             outcome, why = run()
         except Exception as error:  # what is not read at all
@@ -270,13 +271,13 @@ def worker(folder: Path, suite: str, start: int, into: Any) -> None:
     into.put(None)
 
 
-def rows_of(folder: Path, suite: str, start: int) -> Iterator[dict[str, Any]]:
+def rows_of(folder: Path, suite: str, every: int, start: int) -> Iterator[dict[str, Any]]:
     """Every case from one on, in processes of their own; one that ends its process is an error, and so is a hang."""
-    names = [name for name, _ in SUITES[suite][1](folder)]
+    names = [name for name, _ in SUITES[suite][1](folder)[::every]]
     context = multiprocessing.get_context("spawn")
     while start < len(names):
         into = context.Queue()
-        process = context.Process(target=worker, args=(folder, suite, start, into))
+        process = context.Process(target=worker, args=(folder, suite, every, start, into))
         process.start()
         last = min(start + CASES_A_PROCESS, len(names))
         while start < last:
@@ -306,52 +307,59 @@ def next_row(into: Any, process: Any) -> Any:
 
 def table(found: dict[str, Any]) -> str:
     """The results in Markdown."""
-    lines = ["| cases | all | in scope | right | wrong | refused | errors | right, of those in scope |",
+    lines = ["| cases | run | in scope | right | wrong | refused | errors | right, of those in scope |",
              "|---|---:|---:|---:|---:|---:|---:|---:|"]
     ends = []
     for suite, (title, _) in SUITES.items():
-        rows = [row for row in found["rows"] if row["suite"] == suite]
-        counts = collections.Counter(row["outcome"] for row in rows)
-        scope = len(rows) - counts["out of scope"]
+        counts = collections.Counter(found["counts"][suite])
+        scope = counts.total() - counts["out of scope"]
         share = counts["right"] / max(scope, 1)
-        lines.append(f"| {title} | {len(rows)} | {scope} | {counts['right']} | {counts['wrong']} | {counts['refused']} "
-                     f"| {counts['error']} | {share:.1%} |")
+        lines.append(f"| {title} | {counts.total()} | {scope} | {counts['right']} | {counts['wrong']} | "
+                     f"{counts['refused']} | {counts['error']} | {share:.1%} |")
         ends.append(share >= REACH and not counts["wrong"])
-    left = collections.defaultdict(list)
-    for row in found["rows"]:
-        if row["outcome"] in ("wrong", "refused", "error"):
-            left[row["outcome"], row["why"].splitlines()[0] if row["why"] else ""].append(row["case"])
     end = "reached" if all(ends) else "short"
-    said = (f"At least {REACH:.0%} right and none wrong: {end}. Out of scope is what XLA "
-            f"or the interpreter refuses. jax {found['jax']}, commit {found['commit']}.")
-    whys = [f"- {outcome}: {why}: {', '.join(f'`{one}`' for one in cases[:3])}"
+    said = (f"At least {REACH:.0%} right and none wrong: {end}. Out of scope is what XLA or the interpreter "
+            f"does not do. jax {found['jax']}, commit {found['commit']}.")
+    left: dict[Any, list[str]] = collections.defaultdict(list)
+    for row in found["left"]:
+        if row["outcome"] != "out of scope":
+            left[row["outcome"], reason(row["why"])].append(row["case"])
+    whys = [f"- {outcome}: {why}: {', '.join(f'`{one[:60]}`' for one in cases[:3])}"
             f"{f' and {len(cases) - 3} more' if len(cases) > 3 else ''}" for (outcome, why), cases in left.items()]
     return "\n".join([*lines, "", said, "", *whys, *([""] if whys else [])])
 
 
-def study(folder: Path, kept: Path, only: Sequence[str]) -> dict[str, Any]:
-    """All rows: those that were kept, and the others, which are kept as they come."""
+def reason(why: str) -> str:
+    """The first line of it, without the place in this file."""
+    return re.sub(r" \(/[^)]*\)", "", why.partition("\n")[0]).removeprefix("<lambda> cannot be compiled: ")[:120]
+
+
+def study(folder: Path, kept: Path, only: Sequence[str], every: int) -> dict[str, Any]:
+    """How many there are of each outcome, and the rows that are not right. Rows are kept as they come."""
     import jax
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     with kept.open("a", encoding="utf-8") as file:
         for suite in only or SUITES:
             start = sum(row["suite"] == suite for row in rows)
-            for row in rows_of(folder, suite, start):
+            for row in rows_of(folder, suite, every, start):
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    return {"rows": rows, "jax": jax.__version__, "commit": commit()}
+    counts = {suite: collections.Counter(row["outcome"] for row in rows if row["suite"] == suite) for suite in SUITES}
+    return {"counts": counts, "left": [row for row in rows if row["outcome"] != "right"], "jax": jax.__version__,
+            "commit": commit()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the modules are")
     parser.add_argument("path", type=Path, help="where the results are written, as JSON")
+    parser.add_argument("--every", type=int, default=1, help="of how many cases one is run")
     parser.add_argument("--only", nargs="*", default=(), choices=SUITES)
     given = parser.parse_args()
     given.path.parent.mkdir(parents=True, exist_ok=True)
     kept = given.path.with_suffix(".rows")
-    found = study(given.folder, kept, given.only)
+    found = study(given.folder, kept, given.only, given.every)
     print(table(found))
     given.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     kept.unlink()

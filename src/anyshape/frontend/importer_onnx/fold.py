@@ -163,7 +163,7 @@ def where(c: Call) -> Any:
     return k.each(lambda condition, a, b: a if condition else b, c.at(0), c.at(1), c.at(2), dtype=c.at(1).dtype)
 
 
-SIZED = ("i64", "i32", "f32", "f64")  # a formula of sizes may have: models cast lengths to floats, for `Range` above all
+SIZED = ("i64", "i32", "f32", "f64")  # a formula of sizes may have: models cast lengths to floats, for `Range` mostly
 
 
 @folds("Cast", "CastLike")
