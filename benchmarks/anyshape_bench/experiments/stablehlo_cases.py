@@ -19,6 +19,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def judged(run: Callable[[], Sequence[Any]], wanted: Sequence[Any]) -> Outcome:
 
 def primitives(_: Path) -> list[Case]:
     from jax._src.internal_test_util.test_harnesses import all_harnesses
-    return [(one.fullname, lambda one=one: primitive(one)) for one in all_harnesses
+    return [(one.fullname, partial(primitive, one)) for one in all_harnesses
             if np.dtype(one.dtype) == np.float32]
 
 
@@ -101,7 +102,7 @@ def primitive(case: Any) -> Outcome:
 # -- modules that check themselves
 
 def modules(folder: Path) -> list[Case]:
-    return [(path.stem, lambda path=path: module(path.read_text())) for path in sorted(folder.glob("*.mlir"))]
+    return [(path.stem, partial(module, path.read_text())) for path in sorted(folder.glob("*.mlir"))]
 
 
 def module(text: str) -> Outcome:
@@ -164,7 +165,7 @@ SIZES = (4, 7)  # that every open dim takes, one after the other; one program fo
 
 
 def dynamic(folder: Path) -> list[Case]:
-    return [(path.stem, lambda path=path: symbolic(path.read_text()))
+    return [(path.stem, partial(symbolic, path.read_text()))
             for path in sorted((folder / "dynamic").glob("*.mlir"))]
 
 
@@ -242,9 +243,10 @@ def interpreted(text: str, calls: Sequence[Sequence[Any]], into: Any) -> None:
         found = []
         for call in calls:
             with make_ir_context(), ir.Location.unknown():
-                attributes = [ir.DenseElementsAttr.get(np.packbits(one, bitorder="little"), shape=one.shape,
-                                                       type=ir.IntegerType.get_signless(1)) if one.dtype == bool
-                              else ir.DenseElementsAttr.get(one, signless=one.dtype.kind != "u") for one in call]
+                make: Any = ir.DenseElementsAttr.get
+                attributes = [make(np.packbits(one, bitorder="little"), shape=one.shape,
+                                   type=ir.IntegerType.get_signless(1)) if one.dtype == bool
+                              else make(one, signless=one.dtype.kind != "u") for one in call]
                 found += [np.array(one) for one in stablehlo.eval_module(refined(text, attributes), attributes)]
         into.put(found)
     except Exception as error:  # whatever it says
