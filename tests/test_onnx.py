@@ -132,6 +132,29 @@ def test_branches_and_loops_that_the_data_decide():
         same(made, compiled, {"x": np.array(x, np.float32), "count": np.array(count)})
 
 
+def test_what_is_known_of_sizes_is_known_behind_a_loop_and_in_it():
+    """A batch of 1 has no programs of its own, and a size that was computed before is one after."""
+    body = helper.make_graph(
+        [helper.make_node("Gather", ["mask", "i"], ["kept"]), helper.make_node("Mul", ["kept", "s"], ["s1"]),
+         helper.make_node("Add", ["s1", "s"], ["s2"]), helper.make_node("Identity", ["go"], ["go1"])], "body",
+        [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", BOOL, []),
+         helper.make_tensor_value_info("s", FLOAT, None)],
+        [helper.make_tensor_value_info("go1", BOOL, []), helper.make_tensor_value_info("s2", FLOAT, None)])
+    nodes = [helper.make_node("Transpose", ["m"], ["turned"], perm=[1, 0]),
+             helper.make_node("Unsqueeze", ["turned", "two"], ["mask"]), helper.make_node("Shape", ["m"], ["dims"]),
+             helper.make_node("Loop", ["count", "", "x"], ["y"], body=body),
+             helper.make_node("Expand", ["one", "dims"], ["ones"]), helper.make_node("Mul", ["ones", "m"], ["m1"]),
+             helper.make_node("ReduceSum", ["m1", "last"], ["sums"]), helper.make_node("Mul", ["y", "sums"], ["z"])]
+    made = model(nodes, {"x": ["b", 4], "m": ["b", "t"], "count": []}, ["z"],
+                 {"two": np.array([2]), "one": np.float32(1), "last": np.array([1])}, kinds={"count": INT64})
+    compiled = anyshape.compile_onnx(made.SerializeToString())
+    before, draw = anyshape.stats()["programs"], np.random.default_rng(2)
+    for batch, time in ((1, 5), (3, 2), (2, 1), (4, 7)):
+        same(made, compiled, {"x": draw.random((batch, 4), np.float32), "m": draw.random((batch, time), np.float32),
+                              "count": np.array(min(time, 3))})
+    assert anyshape.stats()["programs"] - before <= 2, "the loop's body, and what is behind it"
+
+
 def test_quantised_products_are_exact():
     draw = np.random.default_rng(4)
     nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),

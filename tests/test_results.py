@@ -17,6 +17,7 @@ from anyshape_bench.experiments import (
     onnx_models,
     processes,
     serving,
+    stablehlo_cases,
     strategies,
     warm_start,
 )
@@ -52,7 +53,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
     "gpu": ("gpu.md", gpu_offline.table), "gpu-device": ("gpu.md", gpu_offline.device_tables),
     "warm-start": ("using.md", warm_start.table), "jax-ffi": ("jax.md", jax_ffi.table),
-    "onnx-models": ("onnx.md", onnx_models.table)}
+    "onnx-models": ("onnx.md", onnx_models.table), "stablehlo": ("jax.md", stablehlo_cases.table)}
 
 KEPT = sorted(path.name for path in STORED.iterdir() if path.name not in TABLES)
 

@@ -223,3 +223,15 @@ def test_a_function_of_jax_is_saved_and_runs_where_there_is_only_numpy(tmp_path:
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), fast(x, w), rtol=1e-6)
     with pytest.raises(Unsupported, match="deployed"):
         anyshape.save(anyshape.compile_jax(export.export(jax.jit(scan))(*specs(("t, b", F32)))), tmp_path / "loop.any")
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_the_largest_go_by_the_total_order_of_floats(dtype: str) -> None:
+    """XLA has -0 below 0 there and a negative NaN below -inf, and sorts without regard to either."""
+    def largest(x: Any) -> Any:
+        return lax.top_k(x, 5), jnp.sort(x, -1)
+
+    fast = anyshape.compile_jax(export.export(jax.jit(largest))(*specs(("b, 8", jnp.dtype(dtype)))))
+    x = np.array([[5, np.nan, np.inf, -np.nan, -np.inf, -3, -0.0, 0.0]]).astype(jnp.dtype(dtype))
+    for found, wanted in zip(jax.tree.leaves(fast(x)), jax.tree.leaves(jax.jit(largest)(x)), strict=True):
+        np.testing.assert_array_equal(*(np.asarray(one).view(np.uint8) for one in (found, wanted)))

@@ -163,12 +163,15 @@ def where(c: Call) -> Any:
     return k.each(lambda condition, a, b: a if condition else b, c.at(0), c.at(1), c.at(2), dtype=c.at(1).dtype)
 
 
+SIZED = ("i64", "i32", "f32", "f64")  # a formula of sizes may have: models cast lengths to floats, for `Range` mostly
+
+
 @folds("Cast", "CastLike")
 def cast(c: Call) -> Any:
     one = c.at(0)
     dtype = c.at(1).dtype if c.name == "CastLike" else ELEMENTS.get(c.attr("to"), "")
     if one.symbolic:
-        return Known(one.array, dtype) if dtype in ("i64", "i32") and one.dtype in ("i64", "i32") else None
+        return Known(one.array, dtype) if dtype in SIZED and one.dtype in SIZED else None
     if not _whole(one) and one.dtype not in ("f32", "f64", "f16"):
         return None
     if dtype not in ("i64", "i32", "f32", "f64", "f16", "bool", "i8", "i16", "u8", "bf16"):

@@ -12,10 +12,11 @@ from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.symbols.known import Known
 from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Size, coefficient_of, floordiv, maximum, minimum, product, symbols_of
+from anyshape.sym.expr import Expr, Size, coefficient_of, floordiv, maximum, minimum, product, symbols_of
 from anyshape.sym.prover import prove_at_most, prove_nonnegative
 from anyshape.torch_compat import aten
 
@@ -144,7 +145,7 @@ def constant_of_shape(c: Call) -> Any:
 @translates("Range")
 def range_(c: Call) -> Any:
     dtype = c.dtype(0)
-    if is_float(dtype):
+    if is_float(dtype) and not _counts(c):
         first, last, by = (float(c.numbers(place)[0]) for place in range(3))
         return c.t.cast(c.t.iota(max(0, math.ceil((last - first) / by)), first, by, dtype), dtype)
     start, limit = c.sizes(0)[0], c.sizes(1)[0]
@@ -155,6 +156,14 @@ def range_(c: Call) -> Any:
     if not prove_nonnegative(c.t.sizes.facts(), count):
         count = maximum(count, 0)
     return c.t.iota(count, start, step, dtype)
+
+
+def _counts(c: Call) -> bool:
+    """Whether a range of floats goes over sizes, in whole steps."""
+    operands = [c.at(place) for place in range(3)]
+    items = [one.items()[0] if isinstance(one, Known) else 0.5 for one in operands]
+    return any(isinstance(one, Expr) for one in items) and all(isinstance(one, Expr) or one == int(one)
+                                                               for one in items)
 
 
 # ---- slices

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.errors import InputError, VerifyError
-from anyshape.frontend.aten.table import Decline, Translator
+from anyshape.frontend.aten.table import Decline, Translator, is_float
 from anyshape.frontend.importer.untraced_extern import extern_call, translated
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
 from anyshape.frontend.symbols.known import Known, known
@@ -165,7 +165,7 @@ class Call:
         found = self.at(place)
         if isinstance(found, Known) and found.shape == () and found.dtype != "string":
             item = found.items()[0]
-            if isinstance(item, (bool, int, float, Expr)):
+            if isinstance(item, (bool, int, float)) or (isinstance(item, Expr) and not is_float(found.dtype)):
                 return item
         return self.tensor(found)
 
@@ -187,6 +187,8 @@ class Call:
             items = one.items()
             if one.dtype == "bool" or not items:
                 raise Decline("a condition of sizes as a tensor")
+            if is_float(one.dtype):
+                return self.t.cast(self._from_known(Known(one.array, "i64")), one.dtype)
             if len(set(items)) == 1:
                 return self.t.full(items[0], one.shape, one.dtype)
             parts = [self.t.full(item, (1,), one.dtype) for item in items]
@@ -215,7 +217,7 @@ class Call:
         found = self.at(place)
         if isinstance(found, Known) and not found.symbolic:
             return [float(item) if found.dtype == "bf16" else item for item in found.items()]
-        if isinstance(found, Known):
+        if isinstance(found, Known) and not is_float(found.dtype):
             raise Decline("a number made of sizes")
         raise NeedsNumber(self.node.inputs[place])
 

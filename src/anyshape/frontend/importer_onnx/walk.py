@@ -112,7 +112,7 @@ class Imported:
     takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed, left:
     values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
     graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
-    nodes: how many it has of the model's.
+    nodes: how many it has of the model's. kinds: of what it gives, the type, or the elements where they are formulas.
     """
 
     graph: Graph
@@ -127,6 +127,7 @@ class Imported:
     nodes: int = 0
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, TensorType | Known] = field(default_factory=dict)
 
 
 def clean(name: str) -> str:
@@ -484,6 +485,7 @@ class Walk:
         fixed: dict[str, Any] = {}
         left: dict[str, np.ndarray] = {}
         renames: dict[str, str] = {}
+        kinds: dict[str, TensorType | Known] = {}
         for name in wanted:
             if name in self.graph_inputs and cut is not None:
                 continue
@@ -502,11 +504,12 @@ class Walk:
             else:
                 gives.append(name)
                 values.append(self._result(found))
+                kinds[name] = found if isinstance(found, Known) else values[-1].tensor
         graph = self.builder.finish(tuple(values))
         check_bound(graph)
         graph, constants = self._needed(graph)
         return Imported(graph, tuple(self.takes), tuple(gives), fixed, constants, self.externs,
-                        list(self.equal.items()), tuple(self.needs), cut, place, left, renames)
+                        list(self.equal.items()), tuple(self.needs), cut, place, left, renames, kinds)
 
     def _needed(self, graph: Graph) -> tuple[Graph, list[torch.Tensor]]:
         """The graph without constants that nothing reads: weights in another form, and floats that nobody asked for."""

@@ -319,13 +319,13 @@ def compare(c: Call) -> Any:
         strict = c.op("lt" if way in ("LT", "LE") else "gt", a, p)
         return c.op("where", c.op("eq", a, p), c.op(way.lower(), b, q), strict)
     if c.attr("compare_type") == "TOTALORDER" and kind_of(held(dtype)) == "float":
-        x, y = (_total_order(c, one) for one in (x, y))
+        x, y = (total_order(c, one) for one in (x, y))
     elif dtype == "u64" and way not in ("EQ", "NE"):
         x, y = (c.op("bit_xor", one, LOWEST) for one in (x, y))
     return c.op(way.lower(), x, y)
 
 
-def _total_order(c: Call, x: Value) -> Value:
+def total_order(c: Call, x: Value) -> Value:
     """Whole numbers in the total order of floats (IEEE 754, section 5.10)."""
     size = {"f16": "i16", "bf16": "i16", "f32": "i32", "f64": "i64"}[x.tensor.dtype]
     bits = _reinterpreted(c, x, size)

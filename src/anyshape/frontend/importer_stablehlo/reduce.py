@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_stablehlo.elementwise import total_order
 from anyshape.frontend.importer_stablehlo.module import Block
 from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
@@ -398,12 +399,23 @@ def sort(c: Call) -> Any:
         if order is not None:
             key = _along(c, key, order, dim)
         held_key = c.op("bit_xor", key, -(1 << 63)) if c.operation.takes[place].dtype == "u64" else key
+        if kind_of(key.tensor.dtype) == "float" and _is_total(c, place):
+            held_key = _ranked(c, key)
         shape = key.tensor.shape
         kinds = (held_key.tensor.dense(), c.type(shape, "i64"))
         _, found = c.aten(aten.sort.stable, held_key, stable=True, dim=dim, descending=descending, types=kinds)
         order = found if order is None else _along(c, order, found, dim)
     assert order is not None
     return tuple(_along(c, value, order, dim) for value in values)
+
+
+def _is_total(c: Call, place: int) -> bool:
+    """Whether a sort tells -0 from 0 in an operand, as the total order of floats does."""
+    body = c.operation.regions[0]
+    given: list[Any] = [0] * len(body.types)
+    given[2 * place + 1] = -0.0
+    found = _probe(c, body, *given), _probe(c, body, *given[:2 * place], -0.0, 0.0, *given[2 * place + 2:])
+    return None not in found and found[0] != found[1]
 
 
 def _along(c: Call, x: Value, order: Value, dim: int) -> Value:
@@ -460,7 +472,21 @@ def largest(c: Call, count: int) -> Any:
     """The largest elements along the last dim, and where they are."""
     x = c.value(0)
     dim = x.tensor.rank - 1
-    kinds = (x.tensor.dense(), c.type(x.tensor.shape, "i64"))
-    values, places = c.aten(aten.sort.stable, x, stable=True, dim=dim, descending=True, types=kinds)
-    return (c.t.window(values, dim, 0, count), c.t.cast(c.t.window(places, dim, 0, count), "i32"))
+    key = _ranked(c, x) if kind_of(x.tensor.dtype) == "float" else x
+    kinds = (key.tensor.dense(), c.type(x.tensor.shape, "i64"))
+    values, places = c.aten(aten.sort.stable, key, stable=True, dim=dim, descending=True, types=kinds)
+    places = c.t.window(places, dim, 0, count)
+    values = c.t.window(values, dim, 0, count) if key is x else _along(c, x, places, dim)
+    return values, c.t.cast(places, "i32")
+
+
+def _ranked(c: Call, x: Value) -> Value:
+    """Numbers whose usual order is the total order of floats, in which -0 is below 0 and a negative NaN below -inf."""
+    if x.tensor.dtype == "f64":
+        return total_order(c, x)
+    wide, below = c.t.cast(x, "f64"), c.op("signbit", x)  # f64 has room between and below the numbers of f32
+    for which, rank in ((c.op("eq", x, 0.0), -1e-300), (c.op("eq", x, -math.inf), -1e300),
+                        (c.op("ne", x, x), -math.inf)):
+        wide = c.op("where", c.op("bit_and", which, below), rank, wide)
+    return wide
 

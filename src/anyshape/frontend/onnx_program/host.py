@@ -5,7 +5,7 @@ what torch has no dtype for), and returns the results.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,39 +13,46 @@ import torch
 from anyshape.base.errors import AnyShapeError, DataError, InputError, Unsupported
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, captured
 from anyshape.frontend.onnx_program.host_ops import HOST
+from anyshape.frontend.onnx_program.known_types import Kinds, captured_types
 
 MOST_STEPS = 1 << 31  # of a loop
 
 
 class Bodies:
-    """Graphs inside of nodes, compiled when they are first run. stage: the class of stages."""
+    """Graphs inside of nodes, compiled when they are first run, once for what is known of the values around them.
 
-    def __init__(self, shared: Any, stage: Any) -> None:
+    Args:
+        stage: makes the stage of a graph, with the kinds of values around it. kinds: those.
+    """
+
+    def __init__(self, shared: Any, stage: Callable[[OnnxGraph, Kinds], Any], kinds: Kinds) -> None:
         self.shared = shared
         self.stage = stage
+        self.kinds = kinds
+        self.made: dict[int, Any] = {}  # of this step, whose kinds are the same at every turn
 
     def run(self, graph: OnnxGraph, given: Sequence[Any], outer: Mapping[str, Any]) -> list[Any]:
         """The graph's outputs, of these inputs and what it takes from around it."""
-        made = self.shared.bodies.get(id(graph))
-        if made is None:
-            names = [one.name for one in graph.inputs]
-            takes = [*names, *(name for name in captured(graph) if name not in names)]
-            outputs = [one.name for one in graph.outputs]
-            stage = self.stage(self.shared, takes, graph.nodes, outputs, graph.constants)
-            made = self.shared.bodies[id(graph)] = graph, takes, outputs, stage
-        _, takes, outputs, stage = made
+        found = self.made.get(id(graph))
+        if found is None:
+            kinds = captured_types(self.kinds, captured(graph))
+            key = id(graph), str(sorted(kinds.items()))
+            if key not in self.shared.bodies:
+                self.shared.bodies[key] = graph, self.stage(graph, kinds)
+            found = self.made[id(graph)] = self.shared.bodies[key]
+        _, stage = found
         values = {one.name: value for one, value in zip(graph.inputs, given, strict=False)}
-        for name in takes:
+        for name in stage.takes:
             if name not in values:
                 if name not in outer:
                     raise InputError(f"the value {name!r} is not there", where=graph.name, do="check the model",
                                      why="no graph around this one has it")
                 values[name] = outer[name]
-        found = stage.run(values)
-        return [found[name] for name in outputs]
+        results = stage.run(values)
+        return [results[name] for name in stage.outputs]
 
 
-def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reason: str = "") -> dict[str, Any]:
+def run(node: OnnxNode, values: Mapping[str, Any], bodies: Bodies, reason: str = "") -> dict[str, Any]:
     """The results of a node by name. reason: why it is no part of a program.
 
     Raises:
@@ -56,7 +63,7 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reas
     key = f"{node.domain}:{node.op}" if node.domain else node.op
     try:
         if control is not None and not node.domain:
-            results = control(node, inputs, values, Bodies(shared, stage))
+            results = control(node, inputs, values, bodies)
         elif key in HOST:
             results = HOST[key](node, *inputs)
         else:

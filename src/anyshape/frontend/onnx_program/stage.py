@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.model import OnnxNode, OnnxValue
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
     Condition,
@@ -29,11 +30,12 @@ from anyshape.frontend.importer_onnx.table import (
     NeedsSize,
     Opaque,
 )
-from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols
+from anyshape.frontend.importer_onnx.walk import Cut, Entry, Imported, clean, imported, symbols
 from anyshape.frontend.onnx_program import host
+from anyshape.frontend.onnx_program.known_types import Kinds, captured_types, carried
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
-from anyshape.frontend.symbols.known import holds, known
+from anyshape.frontend.symbols.known import Known, holds, known
 from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, evaluate, symbol, symbols_of
@@ -67,7 +69,7 @@ class Shared:
     name: str
     declared: Mapping[str, OnnxValue] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
-    bodies: dict[int, Any] = field(default_factory=dict)
+    bodies: dict[Any, Any] = field(default_factory=dict)
 
 
 class Stage:
@@ -76,10 +78,11 @@ class Stage:
     Args:
         takes: names of values that are there. nodes, outputs, constants: of the model from here on.
         sizes, numbers: inputs whose elements are symbols, or numbers.
+        kinds, equal: of inputs, and of symbols, by the stage before.
     """
 
     def __init__(self, shared: Shared, takes: Sequence[str], nodes: Sequence[OnnxNode], outputs: Sequence[str],
-                 constants: Mapping[str, np.ndarray], need: NeedsSize | None = None) -> None:
+                 constants: Mapping[str, np.ndarray], kinds: Kinds = MappingProxyType({})) -> None:
         self.shared = shared
         self.takes = tuple(takes)
         self.nodes = tuple(nodes)
@@ -90,8 +93,8 @@ class Stage:
         self.fixed: list[str] = []
         self.conditions: list[Condition] = []
         self.places: dict[str, tuple[str, int]] = {}  # where a symbol is read from
-        if need is not None:
-            (self.numbers if isinstance(need, NeedsNumber) else self.sizes).append(need.name)
+        self.kinds = kinds
+        self.equal: dict[str, Size] = {}
         self.variants: dict[Any, Variant] = {}
         self.ones: dict[Any, list[frozenset[str]]] = {}
 
@@ -119,14 +122,41 @@ class Stage:
         for name in self.takes:
             found.setdefault(name, values[name])
         if cut.host:
-            found.update(host.run(cut.nodes[0], found, self.shared, Stage, cut.why))
+            kinds = self._carried(variant)
+            found.update(host.run(cut.nodes[0], found, host.Bodies(self.shared, self._body, kinds), cut.why))
         if variant.rest is None:
             with self.shared.lock:
                 if variant.rest is None:
-                    nodes = cut.nodes[1:] if cut.host else cut.nodes
-                    need = None if cut.host else cut.wants
-                    variant.rest = Stage(self.shared, list(found), nodes, self.outputs, self.constants, need)
+                    variant.rest = self._rest(variant, cut, list(found))
         return found, variant.rest
+
+    def _carried(self, variant: Variant) -> Kinds:
+        """What is known of values behind a variant of this stage."""
+        bound = frozenset(one for _, _, size in variant.binds if not isinstance(size, int)
+                          for one in symbols_of(size) if size == symbol(one))
+        return carried(variant.made, self.kinds, bound)
+
+    def _rest(self, variant: Variant, cut: Cut, found: Sequence[str]) -> Stage:
+        """The stage behind a variant, which takes over what is known there."""
+        made = variant.made
+        rest = Stage(self.shared, [name for name in found if name not in made.left],
+                     cut.nodes[1:] if cut.host else cut.nodes, self.outputs, {**self.constants, **made.left},
+                     self._carried(variant))
+        rest.equal = dict(made.equalities)
+        rest.sizes, rest.numbers = list(self.sizes), list(self.numbers)
+        if cut.wants is not None and not cut.host:
+            (rest.numbers if isinstance(cut.wants, NeedsNumber) else rest.sizes).append(cut.wants.name)
+        return rest
+
+    def _body(self, graph: OnnxGraph, kinds: Kinds) -> Stage:
+        """The stage of a graph inside of a node."""
+        names = [one.name for one in graph.inputs]
+        around = self.shared.reader.graph.constants  # the same for every call, as what is captured may not be
+        free = [name for name in captured(graph) if name not in names]
+        constants = {name: around[name] for name in free if name in around}
+        return Stage(self.shared, [*names, *(name for name in free if name not in constants)], graph.nodes,
+                     [one.name for one in graph.outputs], {**constants, **graph.constants},
+                     captured_types(kinds, free))
 
     # ---- variants
 
@@ -187,7 +217,8 @@ class Stage:
             value = values[name]
             number = value.shape[place] if place >= 0 else int(value.view(-1)[-1 - place])
             for one in symbols_of(size):
-                bound.setdefault(one, number)
+                if size == symbol(one):
+                    bound.setdefault(one, number)
         found = set()
         for name, size in variant.made.equalities:
             try:
@@ -288,8 +319,9 @@ class Stage:
         facts = Facts(ranges=tuple((one, low.get(one, 0), None) for one in names))
         for name, place, size in binds:
             for one in symbols_of(size):
-                self.places.setdefault(one, (name, place))
-        equal: dict[str, Size] = {name: self._read(name, values) for name in self.fixed}
+                if size == symbol(one):
+                    self.places.setdefault(one, (name, place))
+        equal: dict[str, Size] = self.equal | {name: self._read(name, values) for name in self.fixed}
         equal |= dict.fromkeys(ones, 1)
         target = target_of(shared.compilation.config)
         label = clean(shared.name)[:40]
@@ -326,6 +358,14 @@ class Stage:
             return Entry(name, known(values[name].numpy() if dtype != "bf16" else values[name].float().numpy(), dtype))
         if name in self.sizes:
             return _symbolic(name, values[name], dtype, places, sizes, low, binds)
+        found = self.kinds.get(name)
+        if isinstance(found, Known):
+            return Entry(name, found)
+        if found is not None and (found.dtype, len(found.shape)) == (dtype, rank):
+            for dim, size in enumerate(found.shape):
+                for one in symbols_of(size):
+                    places.setdefault(one, f"dim {dim} of {name}")
+            return Entry(name, found)
         declared = self.shared.declared.get(name)
         if declared is None or declared.shape is None or len(declared.shape) != rank:
             declared = OnnxValue(name, dtype, (None,) * rank)
