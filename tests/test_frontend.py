@@ -559,6 +559,24 @@ class Cut(nn.Module):
         return y.sigmoid() * x
 
 
+@pytest.mark.skipif(not torch_compat.has("torch._dynamo.variables.builtin.GetAttrBuiltinVariable"),
+                    reason="torch 2.13 brought it")
+def test_names_of_torchs_classes_and_functions_end_no_graph():
+    linear = nn.Linear(4, 4)
+
+    def forward(x):
+        kind = type(linear.weight)
+        if kind.__module__.startswith("torch.") and "Param" in kind.__name__:
+            return linear(x) * len(kind.__qualname__) + len(torch.sin.__name__)
+        return x
+
+    fast = anyshape.compile(forward, strict=True)
+    for n in (3, 1, 5):
+        x = torch.randn(n, 4)
+        close(fast(x), forward(x))
+    assert graphs(fast) == 1
+
+
 class Outer(nn.Module):
     def __init__(self) -> None:
         super().__init__()

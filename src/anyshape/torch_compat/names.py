@@ -109,6 +109,9 @@ TRACING = {
         "symbolic_convert.InstructionTranslatorBase", "variables.ListIteratorVariable", "variables.TupleVariable",
         "symbolic_convert.InstructionTranslatorBase.raise_loop_graph_break", "variables.iter.DictViewIterator",
         "variables.iter.ZipVariable", "variables.functions.unpack_iterable")},
+    **{f"{DYNAMO}variables.{name}": Name("names of torch's own classes and functions", FEWER, quiet=True) for name in (
+        "builtin.GetAttrBuiltinVariable", "builtin.GetAttrBuiltinVariable._call_getattr",
+        "TorchInGraphFunctionVariable")},
     f"{DYNAMO}variables.constant.ConstantVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.LoggingLoggerVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.DebuggingVariable": Name("warnings in a function that is called", "they are not given"),

@@ -59,6 +59,8 @@ WHILE_TRACING = {
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
     VARIABLES + "builtin.BuiltinVariable.call_function":
         "takes the value of a subscript that is a tensor for a constant, or ends the graph at it",
+    VARIABLES + "builtin.GetAttrBuiltinVariable._call_getattr":
+        "names of torch's own classes and functions end a graph; those of others are constants",
     VARIABLES + "tensor.TensorVariable.method___setitem__": "the same, where something is written there",
     VARIABLES + "tensor.TensorVariable.call_method": "methods of tensors that end a graph are traced as our functions",
     VARIABLES + "user_defined.UserDefinedClassVariable.call_function": HOLDERS,

@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.class_names import names_traced
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
 from anyshape.torch_compat.tracing.quiet_logs import WHILE_TRACING, quiet
@@ -100,6 +101,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(positions_traced())
         stack.enter_context(holders_traced())
         stack.enter_context(parts_of_holders_traced())
+        stack.enter_context(names_traced())
         yield
 
 
