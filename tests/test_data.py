@@ -15,6 +15,7 @@ from anyshape import torch_compat as compat
 from anyshape.base.errors import InputError
 from anyshape.frontend.capture import frame_callback
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.programs.eager_fallback import UNKNOWN
 from anyshape.plan.ir.program import ExternStep
 from sampling import crossed, rest
 
@@ -582,10 +583,23 @@ def test_positions_that_are_tensors_are_operands():
     assert fast._anyshape.compilation.graphs == 1 and not fallbacks(fast)
     with pytest.raises(IndexError):
         fast(torch.randn(5, 4), table, torch.tensor(4))
+    selected = anyshape.compile(lambda x, k: x.select(-1, k) * torch.select(x, 0, k), strict=True)
+    for rows, k in ((4, 3), (4, 0)):
+        agree(lambda x, k: x.select(-1, k) * x.select(0, k), selected, torch.randn(rows, 4), torch.tensor(k))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x = torch.randn(5, 4)
         torch.testing.assert_close(anyshape.compile(seen)(x.clone(), torch.tensor(2)), seen(x, torch.tensor(2)))
+
+
+def test_a_part_between_positions_may_have_one_element_or_none():
+    """The program for all sizes may refuse such a call, and says why; it once ended in a TypeError of sympy."""
+    fast = anyshape.compile(lambda x, k: x[k:k + 2] * 2, defer=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows, k in ((5, 2), (3, 2), (3, 3), (8, 1), (1, 0)):
+            agree(lambda x, k: x[k:k + 2] * 2, fast, torch.randn(rows, 4), torch.tensor(k))
+    assert not any(UNKNOWN in reason for reason, _ in fast.explain().eager), fast.explain().eager
 
 
 def test_elements_at_a_position_are_written():
@@ -786,6 +800,8 @@ ONE_FOR_ALL = {
     "fake_quantize": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255),
     "fake_quantize by tensors": lambda x: torch.fake_quantize_per_tensor_affine(
         x, torch.tensor(0.1), torch.tensor(0), 0, 255),
+    "fake_quantize by channels": lambda x: torch.fake_quantize_per_channel_affine(
+        x, x[0].detach().abs() + 0.1, torch.zeros(x.shape[1], dtype=torch.int32), 1, -8, 7),
     "histogram": lambda x: torch.histogram(x.detach(), 5, range=(-1.0, 1.0))[0].sum() * x,
 }
 

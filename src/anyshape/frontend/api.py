@@ -210,7 +210,7 @@ class CompiledCallable:
         if has_nested(arguments) or (keywords and has_nested(keywords.values())):
             check_nested(self.compilation.config)
             return self._as_pytorch(NESTED, "use padded tensors", arguments, keywords)
-        oblivious, ordinary = self.oblivious, self.ordinary
+        oblivious, ordinary, missed = self.oblivious, self.ordinary, ""
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:
@@ -224,8 +224,8 @@ class CompiledCallable:
                         raise Deferred(known, self.deferral.waiting[known].reason)
                 if not failed_before or (ordinary.door is None and oblivious.own):
                     return self._run(oblivious, arguments, keywords)
-            except NotCovered:
-                pass
+            except NotCovered as error:
+                missed = str(error)
             if ordinary.door is not None:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
@@ -233,9 +233,9 @@ class CompiledCallable:
             if failed_before and ordinary.door is not None and oblivious.own:
                 try:
                     return self._run(oblivious, arguments, keywords)
-                except NotCovered:
-                    pass
-            return self._ordinary_call(failed_before, arguments, keywords)
+                except NotCovered as error:
+                    missed = str(error)
+            return self._ordinary_call(failed_before, missed, arguments, keywords)
         except Deferred as deferred:
             pattern, reason = deferred.pattern, deferred.reason
             if pattern is not None:
@@ -288,8 +288,10 @@ class CompiledCallable:
             warn("calls that no program takes keep coming, for one cause; they run as PyTorch would.", why,
                  f"{ANY_STRIDE if 'stride' in why else ONE_NUMBER}; defer=False traces at once; see explain()")
 
-    def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
+    def _ordinary_call(self, failed_before: bool, missed: str, arguments: tuple[Any, ...],
+                       keywords: dict[str, Any]) -> Any:
+        """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open. missed: why
+        the oblivious way does not take the call."""
         done = False
         call = Call()
         plain, tracing = call.plain, self.oblivious.tracing
@@ -297,6 +299,7 @@ class CompiledCallable:
         where = f" ({tracing.where})" if tracing.where else ""
         self.ordinary.tracing.broken = tracing.broken and internals.can_add_guards()
         self.ordinary.tracing.forced = f"{tracing.failure}{where}" if tracing.failure else ""
+        self.ordinary.tracing.missed = missed
         started = time.perf_counter()
         try:
             result = self._run(self.ordinary, arguments, keywords, call)

@@ -22,7 +22,7 @@ from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred, small_s
 from anyshape.frontend.capture.meta_kernels import tracing_settings
 from anyshape.frontend.capture.small_size_guard import PartCoverage
 from anyshape.frontend.messages.recompile_reasons import UNCOVERED, counters, fixed_at, miss_words, singled_out, varying
-from anyshape.frontend.programs.eager_fallback import UNKNOWN, Call, Underway, refuse
+from anyshape.frontend.programs.eager_fallback import NO_OTHER, UNKNOWN, Call, Underway, refuse
 from anyshape.frontend.programs.session import Compilation, NotCovered
 from anyshape.frontend.recurrent.scans import UnknownScan
 from anyshape.runtime.context.process_context import context_underway
@@ -76,6 +76,7 @@ class Tracing:
     way: what `Capture` calls it.
     failure, where: what a trace ended in, by which this way is given up, and the user's line; empty before.
     forced: that of the other way, with the line, where it is why this one is taken; set by the caller.
+    missed: why the other way does not take the call in hand; set by the caller.
     buffers: per code object, the sizes of the buffers that its frames saw when they were traced last, by their places.
     changing: per code object, the places of those that had other sizes than the time before, and of numbers that did:
         programs then take any.
@@ -109,6 +110,7 @@ class Tracing:
         self.failure = "" if not oblivious or compat.has(*compat.ALL_SIZES) else "this version of torch cannot trace so"
         self.where = ""
         self.forced = ""
+        self.missed = ""
         self.buffers: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.changing: dict[Any, set[str]] = {}
         self.general = False
@@ -247,7 +249,7 @@ class Tracing:
         Raises:
             Unsupported, LimitError: it may not.
         """
-        reason = self.forced or UNKNOWN
+        reason = self.forced or (f"{NO_OTHER}: {self.missed}" if self.missed else UNKNOWN)
         refuse(self.compilation.config, reason, eager_frames.COMPILE_PARTS if self.sharded else "")
         self.skipped[code] = reason
         call.reason = call.reason or reason

@@ -444,6 +444,8 @@ class Sizes:
         formula = size.node.expr
         found = self.known.get(formula)
         if found is None:
+            if formula.free_symbols - self.symbols.keys():
+                raise Differs("a number is only known from the data")
             found = self.known[formula] = int(formula.xreplace(self.symbols))
         return found
 
@@ -513,8 +515,9 @@ class Compare:
         (calls that find a smaller one are refused where they find it). Such results are in memory of their own."""
         def made(value: Any) -> Any:
             if isinstance(value, torch.SymInt):
-                for symbol, least in settings.found_later(value).items():
-                    self.sizes.symbols.setdefault(symbol, max(SMALL, least))
+                later = settings.found_later(value)
+                for symbol in value.node.expr.free_symbols:  # of `k.item()`, for an input k: the trace knew its value
+                    self.sizes.symbols.setdefault(symbol, max(SMALL, later.get(symbol, SMALL)))
                 return self.sizes.number(value)
             if isinstance(value, torch.Tensor):
                 return self.shapes.empty([made(size) for size in value.shape], value)

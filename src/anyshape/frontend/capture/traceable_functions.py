@@ -156,6 +156,13 @@ def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (tensor.contiguous().unsqueeze(-1) == classes).to(torch.int64)
 
 
+def select(input: torch.Tensor, dim: Any, index: Any) -> torch.Tensor:
+    """torch.select. The position may be a tensor without dims, as in `x[k]`: the tracer's form asks for its sign."""
+    if isinstance(index, torch.Tensor) and isinstance(dim, int) and -input.dim() <= dim < input.dim():
+        return input[(slice(None),) * (dim % input.dim()) + (index,)]
+    return aten.select(input, dim, index)
+
+
 def select_scatter(input: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
     """torch.select_scatter; the tracer's own form changes nothing where the index is out of range."""
     if input.dim() and not -input.shape[dim] <= index < input.shape[dim]:
@@ -486,6 +493,30 @@ def cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tenso
     return (1 - label_smoothing) * exact + smooth * (label_smoothing / classes)
 
 
+class _FakeQuantizeChannels(torch.autograd.Function):
+    """The operator with its own gradient: torch's asks how many elements the mask has, of which it takes numbers
+    only."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int,
+                quant_min: int, quant_max: int) -> Any:
+        rounded, inside = aten.fake_quantize_per_channel_affine_cachemask(
+            input, scale, zero_point, axis, quant_min, quant_max)
+        ctx.save_for_backward(inside)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        inside, = ctx.saved_tensors
+        return gradient * inside, None, None, None, None, None
+
+
+def fake_quantize_per_channel_affine(input: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int,
+                                     quant_min: int, quant_max: int) -> torch.Tensor:
+    """The function of torch, for any number of elements."""
+    return _FakeQuantizeChannels.apply(input, scale, zero_point, axis, quant_min, quant_max)
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
@@ -496,11 +527,13 @@ IN_PYTHON: dict[Any, Any] = {
     torch.cov: cov,
     torch.cumprod: scans.cumprod,
     torch.equal: equal,
+    torch.fake_quantize_per_channel_affine: fake_quantize_per_channel_affine,
     torch.kron: kron,
     torch.linalg.multi_dot: multi_dot,
     torch.masked_select: masked_select,
     torch.nanquantile: nanquantile,
     torch.quantile: quantile,
+    torch.select: select,
     torch.select_scatter: select_scatter,
     torch.take_along_dim: take_along_dim,
     functional.binary_cross_entropy: binary_cross_entropy,

@@ -21,6 +21,7 @@ from anyshape.torch_compat.replaced_kernels import replaced_kernels
 from anyshape.torch_compat.tracing import settings
 
 UNKNOWN = "PyTorch's tracer makes no program of it, and does not say why"
+NO_OTHER = "the program for all sizes does not take this call, and PyTorch's tracer makes no other"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 REPLACED = "kernels of PyTorch's own operators are replaced (torch.library), which compiled code would not call"
 BY_OPERATOR = "make an operator of your own (torch.library.custom_op), which is called"

@@ -456,7 +456,8 @@ class SplitProgram:
         small += [str(size) for size in formulas if _number(size, numbers) < SMALL]
         if not small:
             return
-        why = f"the size {small[0]} was small" if self.judge is None else self.judge.refusal(numbers)
+        why = (f"a size found in the data, {small[0]}, is below {SMALL}" if self.judge is None
+               else self.judge.refusal(numbers))
         if why:
             raise self._refusal(why)
 
