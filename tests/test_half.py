@@ -5,6 +5,7 @@ import copy
 import ctypes
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -521,3 +522,23 @@ def test_every_routine_beside_few_vectors(target, dtype):
                      places.ctypes.data, 2, 2, scalars.ctypes.data)
                 close = EPSILON[HALF[dtype]] * wanted.abs() + 1e-4
                 assert ((found.double() - wanted).abs() <= close).all()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_fast_path_of_an_encoder_layer_under_autocast(inside: bool) -> None:
+    """Eager PyTorch returns bfloat16 there, and float32 with gradients."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True).eval()
+
+    def under_autocast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)  # type: ignore[no-any-return]
+
+    fast = anyshape.compile(under_autocast if inside else layer)
+    with warnings.catch_warnings(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        warnings.simplefilter("ignore")
+        for length in (7, 5, 9):
+            x = torch.randn(2, length, 16)
+            found, wanted = fast(x), (under_autocast if inside else layer)(x)
+            assert found.dtype == wanted.dtype == torch.bfloat16
+            torch.testing.assert_close(found, wanted)
+    assert fast(torch.randn(2, 4, 16)).requires_grad

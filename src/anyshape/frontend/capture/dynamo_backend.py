@@ -47,6 +47,8 @@ from anyshape.torch_compat.replaced_kernels import replaced_kernels
 from anyshape.torch_compat.versions import api
 
 NOT_WITH_THIS = "nothing can be compiled with this version of torch"
+FAST_PATH = ("nn.TransformerEncoderLayer is one operator without gradients, and under autocast PyTorch's tracer takes "
+             "its results for float32")
 WITH = "install a version of torch that AnyShape is tested with (see README)"
 
 
@@ -85,6 +87,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
     if replaced_kernels():
         return _as_pytorch(gm, compilation, f"{REPLACED}: {', '.join(replaced_kernels())}", BY_OPERATOR)
+    if _has_fast_path(gm):
+        return _as_pytorch(gm, compilation, FAST_PATH, "call it with gradients enabled, or without autocast")
     fakes = [value for value in example_inputs if api.is_fake(value)]
     if fakes and not all(map(api.is_traced, fakes)):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
@@ -122,6 +126,14 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     found = flat or wrapped
     return _or_shapes(found, gm) if fakes else found
+
+
+def _has_fast_path(gm: GraphModule) -> bool:
+    """Whether a graph has the one operator of nn.TransformerEncoderLayer under autocast on the CPU, where eager PyTorch
+    computes it, and returns it, in the lower precision, and the tracer takes its results for float32."""
+    names = {getattr(node.target, "__name__", "") for node in gm.graph.nodes if node.op == "call_function"}
+    return "_transformer_encoder_layer_fwd" in names and (
+        torch.is_autocast_enabled("cpu") or "_enter_autocast" in names)
 
 
 def _leave_what_is_caught(gm: GraphModule, compilation: Compilation) -> None:
