@@ -15,6 +15,7 @@ from anyshape_bench.experiments import (
     gpu_offline,
     jax_ffi,
     onnx_models,
+    package_models,
     processes,
     serving,
     stablehlo_cases,
@@ -45,6 +46,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "benchmarks-routes": of(RoutingNetworks()), "techniques": of(Ablation()),
     "benchmarks-processes": lambda folder: processes.page(json.loads((folder / "processes.json").read_text())),
     "benchmarks-strategies": lambda folder: strategies.page(json.loads((folder / "strategies.json").read_text())),
+    "models": lambda folder: package_models.page(json.loads((folder / "models.json").read_text())),
     "versions": versions.page}
 
 
