@@ -125,8 +125,8 @@ class _Assignment:
             if reader is None:
                 break
             at = reader
-        return Unsupported("this step cannot be a pipeline", where=f"{node.outputs[0].name} = {node.op}(...), {at.where}",
-                           why=f"the equation {why}", do=do)
+        where = f"{node.outputs[0].name} = {node.op}(...), {at.where}"
+        return Unsupported("this step cannot be a pipeline", where=where, why=f"the equation {why}", do=do)
 
     # ---- the forward, cut by dynamic programming
 
