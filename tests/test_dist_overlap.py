@@ -31,7 +31,7 @@ from anyshape.plan.ir.parse import parse
 from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, is_launch, is_wait, touched
 from anyshape.plan.memory.mutation_copy_elision import without
 from anyshape.plan.schedule.overlap import overlap_collectives
-from anyshape.plan.schedule.reorder import bytes_at_hints
+from anyshape.plan.schedule.reorder import bytes_at_hints, dependencies
 from anyshape.plan.verify import verify
 from anyshape.runtime.call.extern_table import held_bytes
 from anyshape.sym.expr import evaluate
@@ -250,6 +250,34 @@ def test_a_weight_is_gathered_before_the_gradients_of_the_layer_above_are_sent()
         found = bucketed(graph, 1, ahead)
         verify_graph(found)
         assert " ".join(node.outputs[0].name for node in found.nodes if node.op in COLLECTIVES) == wanted
+
+
+def test_gradients_travel_in_buckets_of_equal_size() -> None:
+    """Larger first ones would leave less of the backward behind which they travel."""
+    lines = ["graph step(n: size, x: f32[n, 8])"]
+    for k in range(30):
+        lines += [f"  g{k} = sum(x | dims=[0], keep=false)  f32[8]",
+                  f'  s{k} = all_reduce(g{k} | axis="data", combine="add")  f32[8]']
+    graph = parse_graph("\n".join(["", *lines, f"  return {', '.join(f's{k}' for k in range(30))}", ""]))
+    assert [len(node.inputs) for node in bucketed(graph).nodes if node.op == "all_reduce"] == [15, 15]
+
+
+def test_a_launch_waits_for_no_check_before_it() -> None:
+    """A gather goes on while an index is checked, in its place among launches."""
+    plan = parse(f"""plan step  arena 0
+  where 1 <= n
+  in      x: f32[n]  4*n bytes  steps 0-2
+  buffer  h: f32[n]  4*n bytes  steps 0-3  output 0
+  buffer  m: f32[n]  4*n bytes  steps 1-2  arena
+  buffer  s: f32[n]  4*n bytes  steps 2-3  output 1
+  0  kernel k0(x, status: i64[], &h; n)
+  1  call {START}(x) -> m
+       {{template=[], effect=1}}
+  2  call {WAIT}(m) -> s
+       {{template=[], effect=2}}
+  out     h, s
+""")
+    assert 0 not in dependencies(plan)[1]
 
 
 def test_the_length_of_a_message_is_a_formula() -> None:

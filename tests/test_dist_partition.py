@@ -231,6 +231,28 @@ def batch_graph(*, compared: bool = True) -> Graph:
     return builder.finish(tuple(found))
 
 
+class Convolved(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 64)
+        self.convolution = torch.nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.convolution(self.embed(tokens)[:, None]).relu().mean(1))
+
+
+def test_rows_of_a_convolution_stay_dealt_out() -> None:
+    """Also where it is a call of PyTorch's, as in a step: its gradients of weights are sums over the ranks' rows."""
+    torch.manual_seed(0)
+    captured, strategy = capture(Convolved().double()), strategy_of("ddp", 2)
+    assert any("convolution_backward" in str(node.attrs) for node in captured.graph.nodes if node.op == "extern")
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    assert not any("_all_gather" in value.name for node in chain[-1].graph.nodes if node.op == "extern"
+                   for value in node.values())
+    for batch, length in SHAPES:
+        assert worst_difference(captured, strategy, chain, batch, length) < 1e-12
+
+
 def test_sizes_of_a_batch_that_are_compared_are_one() -> None:
     batch = ("tokens", "labels", "others")
     assert shared_sizes(batch_graph(), batch) == {"c": "b", "m": "n", "d": "b", "p": "n"}

@@ -183,3 +183,20 @@ def test_a_scaled_loss_whose_steps_count_where_gradients_are_numbers() -> None:
     torch.manual_seed(0)
     scaled = capture(Llama(layers=1).double(), clip_norm=1.0, scaler=torch.amp.GradScaler("cpu"))
     assert worst(scaled, 2) < 1e-12
+
+
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 64)
+        self.norm = torch.nn.BatchNorm1d(8, track_running_stats=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2))
+
+
+def test_statistics_of_a_batch_are_refused_on_the_line_that_makes_them() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(Unsupported) as caught:
+        planned(capture(Normed().double()), 2)
+    assert "self.norm(" in caught.value.where and "LayerNorm" in caught.value.do

@@ -7,9 +7,10 @@ Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, sec
 order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or all the rest waits,
 it is sent, and what waited follows.
 
-How full a bucket is before it goes depends on what is left to hide it behind: the backward of the gradients that come
-later, and in the end only the weight updates of those before. So each bucket is half as large as the one before it, and
-there is one for some fifteen tensors: of a llama of 4 layers, with 39 parameters, two, of 2/3 and 1/3 of the bytes.
+A bucket hides behind the backward of the gradients that come later, and the last one behind the weight updates of those
+before, where an optimiser reads and writes several numbers for each one that is sent. So buckets are of equal size: of
+larger first ones less of the backward is left, and larger last ones have fewer updates. There is one for some fifteen
+tensors: of a llama of 4 layers, with 39 parameters, two.
 """
 from __future__ import annotations
 
@@ -87,9 +88,8 @@ class _Walk:
         bucket.bytes = bucket.bytes + _bytes(node)
         self.blocked.update(v.name for v in node.outputs)
         count = self.buckets[key]
-        share = self.left[key] * 2 ** (count - 1) // (2 ** count - 1)
         most = self.limit if node.op == "all_reduce" else min(self.limit, GATHER_BYTES)
-        if self.facts.hint(bucket.bytes) >= min(most, share):
+        if self.facts.hint(bucket.bytes) >= min(most, self.left[key] // count):
             self.buckets[key] = max(1, count - 1)
             self.send()
 

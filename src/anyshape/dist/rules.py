@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from anyshape.ir.graph import Node, Value
@@ -23,7 +24,7 @@ from anyshape.ir.op import OPS, row
 from anyshape.ir.types import kind_of, size_of
 from anyshape.ops.collective import COLLECTIVES, RINGS, parts_of
 from anyshape.ops.matmul import PRODUCTS
-from anyshape.sym.expr import Expr, Size, symbol, symbols_of
+from anyshape.sym.expr import Expr, Size, evaluate, symbol, symbols_of
 
 Index = tuple[Size, ...]
 MOVING = ("reshape", "permute", "slice", "broadcast")  # elements go elsewhere as they are
@@ -306,7 +307,40 @@ def _of_collective(node: Node) -> Iterator[Factor]:
                 yield Factor((d,), (d,))
 
 
+# calls of PyTorch's operators whose rows are rows of a batch: the places of arguments that have them, and per result
+ROWS: dict[str, tuple[tuple[int, ...], tuple[int | str, ...]]] = {
+    "aten.convolution.default": ((0,), (0,)),
+    "aten.convolution_backward.default": ((0, 1), (0, "add", "add")),
+}
+
+
+def _extern(node: Node) -> Iterator[Factor]:
+    """Rows of the batch. Of the gradients of a convolution those of weight and bias are sums over them; which are asked
+    for is the last argument."""
+    known = ROWS.get(str(node.attr("target")))
+    if known is None or not all(map(_is_dense, node.outputs)):
+        return
+    template = {name: rest for name, *rest in node.attr("template")}  # type: ignore[misc,union-attr]
+    arguments: Any = template["args"]
+    outs = known[1]
+    if len(outs) > 1:
+        outs = tuple(one for one, (_, asked) in zip(outs, arguments[-1][1:], strict=True) if asked)
+    having = {arguments[place][1] for place in known[0] if arguments[place][0] == "operand"}
+    yield Factor(tuple(0 if i in having else None for i in range(len(node.inputs))), outs)
+
+
+def _is_dense(value: Value) -> bool:
+    """Do the last dims run fastest? PyTorch's formulas of strides have a maximum for sizes of 0, so numbers tell."""
+    kind = value.tensor
+    sizes = dict.fromkeys((name for one in (*kind.shape, *(kind.strides or ())) if isinstance(one, Expr)
+                           for name in symbols_of(one)), 7)
+    shape = [evaluate(one, sizes) for one in kind.shape]
+    dense = [prod(shape[d + 1:]) for d in range(kind.rank)]
+    return kind.strides is None or [evaluate(one, sizes) for one in kind.strides] == dense
+
+
 TABLE: dict[str, Callable[[Node], Iterator[Factor]]] = {
     **dict.fromkeys(PRODUCTS, _matmul), "grouped": _grouped, "grouped_inner": _grouped_inner,
     "attention": _attention, "attention_backward": _attention_backward, "convolution": _convolution, "topk": _topk,
+    "extern": _extern,
 }

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from anyshape.base.config import Config
-from anyshape.base.errors import ConfigError, InputError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend.api import CompiledCallable
 from anyshape.frontend.checkpoint.save_load import Saver, consistently, examine, found_in, missing, newest, take
 from anyshape.frontend.diagnostics.explain_text import Explanation
@@ -166,7 +166,7 @@ class TrainStep:
                 raise
             cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
             why = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
-            self._refuse_alone(why)
+            self._refuse_alone(why, cause)
             return self._run_apart(why, arguments, keywords)
         finally:
             if state.has_ended:  # an interrupt is raised after it
@@ -242,11 +242,15 @@ class TrainStep:
             distribution = self._whole.state.distribution
             together(mesh_of_all() if distribution is None else distribution.mesh, what)
 
-    def _refuse_alone(self, why: str) -> None:
-        """Raises Unsupported under a strategy: the optimiser as it is knows nothing of other ranks."""
+    def _refuse_alone(self, why: str, cause: BaseException | None = None) -> None:
+        """Raises Unsupported under a strategy: the optimiser as it is knows nothing of other ranks. cause: the error
+        that `why` is of, which may say where it is and what to do."""
         if self.settings.strategy is not None:
-            raise Unsupported("a step that is dealt out over ranks has to be one program", why=why,
-                              do="leave the strategy out, or choose an optimiser and a loss that can be compiled")
+            known = cause if isinstance(cause, AnyShapeError) else AnyShapeError("")
+            raise Unsupported("a step that is dealt out over ranks has to be one program", where=known.where,
+                              why=f"{why}: {known.why}" if known.why else why,
+                              do=known.do or "leave the strategy out, or choose an optimiser and a loss that can be "
+                                             "compiled")
 
     def _refuse_apart(self, why: str) -> None:
         """Raises Unsupported where the optimiser may not run as PyTorch. (A limit is on forward and backward then.)"""

@@ -25,6 +25,8 @@ from anyshape.sym.expr import Expr, product, symbols_of
 
 INTENSITY = 50.0  # multiply-adds in the time in which a byte is read or written
 LINK = 20.0  # bytes that are read or written in the time in which one is sent
+ROWS_APART = ("use a loss in which rows meet in sums and means alone, and layers that normalise each row by itself "
+              "(LayerNorm, GroupNorm) for BatchNorm; or a strategy without pp")
 
 # forward, backward, behind sums over micro-batches; once a step and everywhere; free: wherever it is read
 Phase = Literal["F", "B", "U", "once", "free"]
@@ -87,12 +89,12 @@ class _Assignment:
     def phase(self, node: Node) -> Phase:
         """The phase of an equation whose operands have theirs; dependences of its results are noted."""
         if has_effect(node):
-            raise _refusal(node, "does more than give its results, as where random numbers are drawn",
-                           "leave out dropout and the like")
+            raise self.refusal(node, "does more than give its results, as where random numbers are drawn",
+                               "leave out dropout and the like")
         operands = list(node.values())
         is_sum = node.op in COLLECTIVES and node.attr("axis") == MICRO
         if is_sum and (node.op != "all_reduce" or len(operands) != 1):
-            raise _refusal(node, f"needs {node.op} over micro-batches", "use a loss that is a mean or a sum over rows")
+            raise self.refusal(node, f"needs {node.op} over micro-batches", ROWS_APART)
         names = [v.name for v in operands]
         outs = [v.name for v in node.outputs]
         heavy = any(name in self.weights for name in names)
@@ -101,8 +103,7 @@ class _Assignment:
         late = behind or (is_sum and heavy)
         if (late and (varies or (is_sum and behind))) or (is_sum and any(name in self.summed for name in names)
                                                          and not heavy):
-            raise _refusal(node, "needs all micro-batches before one of them has ended",
-                           "use a loss in which rows meet in sums alone")
+            raise self.refusal(node, "needs all micro-batches before one of them has ended", ROWS_APART)
         self.weights.update(outs if heavy else ())
         self.varying.update(outs if varies else ())
         if late:
@@ -114,6 +115,18 @@ class _Assignment:
         if not (heavy and varies):
             return "free"
         return "F" if any(name in self.loss for name in outs) else "B"
+
+    def refusal(self, node: Node, why: str, do: str) -> Unsupported:
+        """The error that says where. What the partitioner has put in is on the line of what reads it."""
+        at = node
+        while at.op in COLLECTIVES:
+            made = {v.name for v in at.outputs}
+            reader = next((one for one in self.graph.nodes if any(v.name in made for v in one.values())), None)
+            if reader is None:
+                break
+            at = reader
+        where = f"{node.outputs[0].name} = {node.op}(...), {at.where}"
+        return Unsupported("this step cannot be a pipeline", where=where, why=f"the equation {why}", do=do)
 
     # ---- the forward, cut by dynamic programming
 
@@ -232,8 +245,3 @@ def _symbols(node: Node) -> set[str]:
 
     return of(tuple(one for one in node.inputs if isinstance(one, Expr))) | of(tuple(v for _, v in node.attrs)) | {
         name for value in node.outputs if isinstance(value.type, TensorType) for name in of(value.type.shape)}
-
-
-def _refusal(node: Node, why: str, do: str) -> Unsupported:
-    return Unsupported("this step cannot be a pipeline", where=f"{node.outputs[0].name} = {node.op}(...), {node.where}",
-                       why=f"the equation {why}", do=do)

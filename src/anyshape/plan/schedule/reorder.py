@@ -177,12 +177,14 @@ def dependencies(plan: Plan) -> list[set[int]]:
     before: list[set[int]] = [set() for _ in plan.steps]
     maker: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    watched = refusing = -1
+    watched = effects = refusing = -1
     for k, step in enumerate(plan.steps):
         writes = {window.buffer for window in step_writes(step)}
         if _is_watched(step):
-            before[k] |= {watched} - {-1}
+            # a launch that comes before a check that fails is let go of with the call
+            before[k] |= {effects if is_launch(step) else watched} - {-1}
             watched = k
+            effects = k if isinstance(step, ExternStep) else effects
             if not is_launch(step):  # which copies what it sends, and refuses nothing
                 writes |= {window.buffer for window in touched(step)} if isinstance(step, ExternStep) else set()
                 refusing = k
