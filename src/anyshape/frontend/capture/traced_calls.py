@@ -81,7 +81,8 @@ class TracedCall:
             return Described(tuple(LEAST if size < LEAST and is_free(number, dim) else size
                                    for dim, size in enumerate(leaf.sizes)), leaf.dtype, leaf.device)
 
-        return TracedCall(*pytree.tree_map(widen, (self.arguments, dict(self.keywords))), self.autocast)
+        arguments, keywords = pytree.tree_map(widen, (self.arguments, dict(self.keywords)))
+        return TracedCall(arguments, keywords, self.autocast)
 
     def __str__(self) -> str:
         def shown(value: Any) -> str:
@@ -112,7 +113,8 @@ def traced_call(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> TracedC
             return Described(tuple(value.shape), value.dtype, value.device)
         return value if type(value) in PLAIN else Other(type(value).__name__)
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-    return TracedCall(*pytree.tree_map(describe, (arguments, keywords)), autocast)
+    arguments, keywords = pytree.tree_map(describe, (arguments, keywords))
+    return TracedCall(arguments, keywords, autocast)
 
 
 def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
