@@ -1,5 +1,5 @@
-"""Routines of LAPACK by scipy, whose library is the one that JAX calls: signs that LAPACK leaves open come out as there,
-as does what lies in a triangle that is not written to, and a matrix that fails says so in `info`.
+"""Routines of LAPACK by scipy, whose library is the one that JAX calls: signs that LAPACK leaves open are as there, as
+is what lies in a triangle that is not written to, and a matrix that fails says so in `info`.
 """
 from __future__ import annotations
 
