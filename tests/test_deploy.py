@@ -363,6 +363,51 @@ def test_vectors_are_stored_and_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [one.name for one in tmp_path.iterdir()] == ["tested.any"]
 
 
+class Counting(nn.Module):
+    """Writes into a buffer, or into its argument."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        (self.seen if self.own else total).add_(x.sum(0))
+        return x * 2
+
+
+def test_what_cannot_be_written_to_is_not(tmp_path: Path) -> None:
+    """Weights are mapped read only: writing into them would end the process."""
+    free = {0: torch.export.Dim.DYNAMIC}
+    example = (torch.ones(3, 4), torch.zeros(4))
+    own = torch.export.export(Counting(own=True), example, dynamic_shapes=(free, None))
+    with pytest.raises(Unsupported, match="it writes into its parameters or buffers"):
+        anyshape.save(anyshape.compile(own), tmp_path / "own.any")
+    assert not list(tmp_path.iterdir())
+    given = torch.export.export(Counting(own=False), example, dynamic_shapes=(free, None))
+    path = anyshape.save(anyshape.compile(given), tmp_path / "given.any")
+    total = np.zeros(4, np.float32)
+    with load(path, trust_native=True) as run:
+        run(np.ones((5, 4), np.float32), total)
+        np.testing.assert_array_equal(total, 5)
+        total.flags.writeable = False
+        with pytest.raises(InputError, match="cannot be written to"):
+            run(np.ones((5, 4), np.float32), total)
+    np.testing.assert_array_equal(total, 5)
+    members = members_of(path)  # a file of a stranger, in which the argument is a weight
+    head = json.loads(members["format.json"])
+    position = head["signature"]["inputs"].pop()["position"]
+    head["signature"]["args"][1].pop()
+    name, array = "total", np.zeros(4, np.float32)
+    stored = safetensors.decode(memoryview(members["weights.safetensors"]), "")
+    members["weights.safetensors"] = safetensors.encode({**stored, name: ("f32", array)})
+    head["weights"].append([position, name])
+    with_members(path, {**members, "format.json": json.dumps(head).encode()})
+    for trusted in (True, False):
+        with pytest.raises(Unsupported, match="it writes into its parameters or buffers"):
+            load(path, trust_native=trusted)
+
+
 def test_importing_the_package_imports_neither() -> None:
     assert alone("""
         import sys, anyshape

@@ -235,11 +235,13 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
 def save(compiled: Any, path: Any, *, native: bool = True, tests: Any = ()) -> Any:
     """Writes a compiled program to one file to deploy: text, weights, and machine code as a cache.
 
-        program = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-        anyshape.save(anyshape.compile(program), "model.any")
+        fast = anyshape.compile(model.eval())
+        fast(x)                                           # calls say what the program takes
+        anyshape.save(fast, "model.any")
 
     Args:
-        compiled: what `anyshape.compile` made of a `torch.export.ExportedProgram`.
+        compiled: what `anyshape.compile` made of a module or function, which was called, or of a
+            `torch.export.ExportedProgram`; or what was compiled of an ONNX model, or of JAX or StableHLO.
         path: the file; one that is there is replaced when the new one is whole.
         native: with the machine code of this machine, for `load(path, trust_native=True)`.
         tests: calls, each a tuple of arguments, that are stored with their results; `anyshape check` runs them.

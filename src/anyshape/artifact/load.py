@@ -37,7 +37,7 @@ from anyshape.ir.types import TensorType
 from anyshape.plan.ir.liveness import peak_bytes
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
 from anyshape.plan.verify import verify
-from anyshape.runtime.call.program import Program
+from anyshape.runtime.call.program import Program, written_inputs
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.specialize.shape_binding import renamed
@@ -175,7 +175,7 @@ class LoadedModel:
     def __init__(self, container: Container, head: Head, target: Any, plan: Plan, kernels: Sequence[LoadedKernel],
                  weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver) -> None:
         where = str(container.path)
-        check(plan, where)
+        check(plan, where, {position for position, _ in head.weights})
         self.path, self.signature, self.made_with = container.path, head.signature, head.made_with
         self.plan = plan
         bound = _bound(plan, head, weights, where)
@@ -184,6 +184,8 @@ class LoadedModel:
         self.flat_count = len(self.inputs) if self.signature.is_flat else -1  # of arguments that need no unpacking
         self.fixed = [(number, one.value) for number, one, _ in self.inputs if one.kind == "fixed"]
         self.closed = frozenset(number for number, _ in self.fixed)
+        written = written_inputs(plan)
+        self.written = [number for number, one, _ in self.inputs if one.position in written]
         self.order = _order(plan, self.signature, bound, where)
         self.kinds = {number: kind.dtype if isinstance(kind, TensorType) else "" for number, _, kind in self.inputs}
         self.dtypes = [entry.type.dtype if isinstance(entry, Window) else "" for entry in plan.outputs]
@@ -239,6 +241,10 @@ class LoadedModel:
             if flat[number] != value or type(flat[number]) is not type(value):
                 raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
                                  why=f"the program was made for {value!r}")
+        for number in self.written:
+            if isinstance(flat[number], np.ndarray) and not flat[number].flags.writeable:
+                raise InputError(f"{self.names[number]} cannot be written to", do="pass a copy of it",
+                                 why="the program writes into it, as the module does that was saved")
         return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number], self.kinds[number])
                 for number in self.order]
 

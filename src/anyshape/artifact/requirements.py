@@ -1,10 +1,13 @@
 """What a file may hold: the version of the format, and which steps of a plan run without what made them."""
 from __future__ import annotations
 
+from collections.abc import Container
+
 from anyshape.base.errors import Unsupported
 from anyshape.ops.matmul import GROUPED, PRODUCTS
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Plan
+from anyshape.runtime.call.program import written_inputs
 from anyshape.runtime.numpy_ops import reason_against
 
 FORMAT, VERSION = "anyshape", 1
@@ -13,11 +16,16 @@ WITH_VECTORS = 2  # the version of files with test vectors, which readers of ver
 NATIVE = (*PRODUCTS, "attention", "recurrence", "direct_conv", "conv_bytes", "grouped_conv", *GROUPED, *ROUTING)
 
 
-def check(plan: Plan, name: str) -> None:
-    """Raises Unsupported, with the places in the user's program, where steps of a plan need PyTorch."""
+def check(plan: Plan, name: str, weights: Container[int]) -> None:
+    """Raises Unsupported, with the places in the user's program, where steps of a plan need PyTorch, or write into
+    weights. weights: positions of the inputs that the file brings; its mapping cannot be written to."""
     if plan.saved or plan.restored or plan.whole:
         raise Unsupported(f"{name} cannot be deployed", why="it is a part of a training step: it saves tensors",
                           do="export the model for inference: model.eval(), then torch.export.export")
+    if any(position in weights for position in written_inputs(plan)):
+        raise Unsupported(f"{name} cannot be deployed", why="it writes into its parameters or buffers, as batch "
+                          "normalisation does in training, and those of a file are read only",
+                          do="export the model for inference: model.eval(); pass state as an argument")
     found = []
     for step in plan.steps:
         if isinstance(step, ExternStep):

@@ -53,7 +53,7 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
         OutputError: the file cannot be written.
     """
     path = Path(path)
-    check(program.planned.plan, program.planned.name)
+    check(program.planned.plan, program.planned.name, program.weights)
     plan = program.planned.plan
     members = {"graph.txt": show(program.graph).encode(),
                "kernels.txt": "\n\n".join(map(show_kernel, program.planned.programs.values())).encode(),

@@ -34,6 +34,7 @@ from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, has_nest
 from anyshape.frontend.capture.frame_callback import NESTED, MadeMeanwhile, Tracing, check_nested
 from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred
 from anyshape.frontend.capture.small_size_guard import checked_program
+from anyshape.frontend.capture.traced_calls import traced_call
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -145,6 +146,7 @@ class TracingMode:
         codes = self.tracing.codes
         if len(codes) != self.opened:
             self.opened = len(codes)
+            self.tracing.compilation.called(traced_call(arguments, keywords))
             self.door = None
             if all(code is codes[0]
                    for code in codes) and FAST_DISPATCH not in self.tracing.compilation.config.disabled():

@@ -1,6 +1,7 @@
 """Export of a compiled program for deployment: what `anyshape.save` is given, as a file has it (artifact/save.py)."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ import torch
 from anyshape.artifact.save import Deployable, save
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
-from anyshape.frontend.capture.export import ExportedCallable
+from anyshape.frontend.api import CompiledCallable
+from anyshape.frontend.capture.export import ExportedCallable, compile_exported
+from anyshape.frontend.capture.traced_calls import EXPORT, export_called, general_tracing
 from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.ir.types import TensorType
-
-EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
 
 def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
@@ -25,11 +26,31 @@ def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence
     own = getattr(type(compiled), "deployable", None)  # of importers, whose packages need not be installed
     if own is not None:
         return save(own(compiled), path, native, tests)
+    called = getattr(compiled, "_anyshape", None)
+    if isinstance(called, CompiledCallable):
+        return _save_called(called, path, native, tests)
     if not isinstance(compiled, ExportedCallable):
         raise ConfigError(f"anyshape.save cannot save a {type(compiled).__name__}", do=EXPORT,
-                          why="it takes what was compiled of an ExportedProgram, an ONNX model, a StableHLO module or "
-                          "a function of JAX, which say what sizes may change")
+                          why="it takes what was compiled of a module, a function, an ExportedProgram, an ONNX "
+                          "model, a StableHLO module or a function of JAX, which say what sizes may change")
     return save(deployable(compiled), path, native, tests)
+
+
+def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests: Sequence[Sequence[Any]]) -> Path:
+    """Saves a module or function that was compiled as it is: exported as it was called."""
+    compilation, target = called.compilation, called.target
+    sizes = frozenset(words for capture in compilation.captures for _, words, _ in capture.sizes)
+    config = compilation.config
+    try:
+        exported = export_called(target, compilation.calls, sizes, config.dynamic)
+        with general_tracing() if config.dynamic else contextlib.nullcontext():
+            compiled = compile_exported(exported, config)
+        return save(deployable(compiled), path, native, tests)
+    except Unsupported as error:
+        if not getattr(target, "training", False):
+            raise
+        raise Unsupported(error.what, where=error.where, why=error.why,
+                          do="the module is in training mode: model.eval(), then save it") from error
 
 
 def deployable(compiled: ExportedCallable) -> Deployable:

@@ -343,6 +343,11 @@ class PredictedShapes:
                     patterns[pattern] = True
         return patterns
 
+    def differs_at(self, symbols: dict[Any, int]) -> str:
+        """As `differs`, for values of the symbols instead of inputs."""
+        return f"{self.switches[0].__name__} cannot be run on shapes alone" if self.switches else \
+            self._run(symbols, self.placeholders, False)
+
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
         if not shape_propagation.can_run():

@@ -10,7 +10,7 @@ import torch
 from anyshape.artifact.save import Deployable
 from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
-from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.errors import AnyShapeError, InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
@@ -156,8 +156,15 @@ class StablehloCallable:
         """The results of a call, in the dtypes of the module. Errors as of a call."""
         values = [_value(label, kind, value)
                   for (label, kind), value in zip(self.arguments, arguments, strict=True)]
-        with torch.no_grad():
-            found = self.run(values)
+        try:
+            with torch.no_grad():
+                found = self.run(values)
+        except RuntimeError as error:  # the border to PyTorch's operators
+            if isinstance(error, AnyShapeError):
+                raise
+            raise Unsupported("the module cannot run with these arguments", where="a call of a StableHLO module",
+                              why=f"a step by PyTorch refuses them: {' '.join(str(error).split())[:300]}",
+                              do="pass arguments of other sizes, or run this part where it comes from") from error
         return [_of_module(value, kind.dtype) for value, kind in zip(found, self.results, strict=True)]
 
     def deployable(self) -> Deployable:

@@ -170,6 +170,11 @@ def triangular_solve(c: Call) -> Any:
                     unitriangular=bool(c.attr("unit_diagonal", False)), types=b.tensor.dense())
 
 
+def complex_zeros(c: Call, shape: Sequence[Size]) -> Any:
+    half = c.t.full(0.0, shape, "f64" if c.dtype == "c128" else "f32")
+    return c.extern("aten.complex.default", half, half, types=c.type(shape))
+
+
 @translates("fft")
 def fft(c: Call) -> Any:
     x, kind, lengths = c.value(0), c.attr("fft_type"), list(c.attr("fft_length"))
@@ -179,7 +184,7 @@ def fft(c: Call) -> Any:
         shape[-1] = lengths[-1] // 2 + 1
     elif kind == "IRFFT":
         shape[-1] = lengths[-1]
-    if 0 in shape and c.dtype not in COMPLEX:
-        return c.t.full(0.0, shape, held(c.dtype))  # of nothing, which libraries refuse
+    if 0 in shape:  # of nothing, which libraries refuse
+        return complex_zeros(c, shape) if c.dtype in COMPLEX else c.t.full(0.0, shape, held(c.dtype))
     name = {"FFT": "fft_fftn", "IFFT": "fft_ifftn", "RFFT": "fft_rfftn", "IRFFT": "fft_irfftn"}[kind]
     return c.extern(f"aten.{name}.default", x, lengths, dims, types=c.type(shape))

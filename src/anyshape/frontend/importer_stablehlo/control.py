@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_stablehlo.lapack import LIBRARY, ROUTINES
 from anyshape.frontend.importer_stablehlo.reduce import largest, sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import Call, translates
 from anyshape.frontend.symbols.known import Comparison, Known
@@ -74,6 +75,9 @@ def custom_call(c: Call) -> Any:
         return largest(c, c.attr("mhlo.attributes")["k"])
     if name in PASSED_ON:
         return tuple(c.inputs)
+    library = LIBRARY.match(name)
+    if library is not None and library["routine"] in ROUTINES:
+        return ROUTINES[library["routine"]](c, c.attr("mhlo.backend_config") or {})
     raise Decline(f"a call of {name}")
 
 

@@ -155,6 +155,7 @@ class Compilation:
         config: the settings.
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
+        calls: those that were traced, each kind once (capture/traced_calls.py).
         cuts: where programs are in parts because operators of ours part them, which is no fall back.
         data_sizes: by the number of a captured graph, what judges sizes that are found in the data.
         eager: how many calls ran as PyTorch, by the reason.
@@ -172,6 +173,7 @@ class Compilation:
     programs: list[Any] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
     cuts: list[Fallback] = field(default_factory=list)
     data_sizes: dict[str, DataSizes] = field(default_factory=dict)
     eager: dict[str, int] = field(default_factory=dict)
@@ -218,6 +220,12 @@ class Compilation:
         """Adds a finished program, for `explain`, `memory` and `stats`."""
         with self.lock:
             self.programs.append(program)
+
+    def called(self, call: Any) -> None:
+        """Adds a call that was traced."""
+        with self.lock:
+            if call not in self.calls:
+                self.calls.append(call)
 
     def record(self, name: str, stage: str, reason: str) -> None:
         """Adds a fallback, for `explain`."""

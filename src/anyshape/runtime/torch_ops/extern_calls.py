@@ -13,6 +13,7 @@ import torch
 
 from anyshape.base.errors import DataError, VerifyError
 from anyshape.ir.graph import Attr
+from anyshape.runtime.torch_ops import lapack
 from anyshape.runtime.torch_ops.bernoulli import bernoulli
 from anyshape.runtime.torch_ops.onednn_workarounds import guarded_backward, guarded_convolution
 from anyshape.runtime.torch_ops.onnx import OPERATORS
@@ -63,7 +64,8 @@ def _asserted(condition: torch.Tensor, message: str) -> None:
 # what torch does in Python, in a quarter of a millisecond, and can do in its own code; what it says in other words; and
 # what no operator of torch does
 STAND_INS: dict[str, Callable[..., Any]] = {"aten._assert_async.msg": _asserted, "draws.bernoulli": bernoulli,
-                                            "prims.convert_element_type.default": _converted, **OPERATORS}
+                                            "prims.convert_element_type.default": _converted, **OPERATORS,
+                                            **lapack.OPERATORS}
 
 
 _VECTOR = 32  # no fewer numbers than the widest register holds

@@ -1,0 +1,120 @@
+"""`anyshape.save` of what was compiled as it is: exported as it was called, with free sizes."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.base.errors import ConfigError, InputError, Unsupported
+from deploying import alone
+
+RUN = """
+    import sys, numpy as np, anyshape
+    with np.load(sys.argv[2]) as given, anyshape.load(sys.argv[1], trust_native=True) as run:
+        for i in range(len(given.files) // 2):
+            np.testing.assert_allclose(run(given[f"x{i}"]), given[f"y{i}"], rtol=1e-4, atol=1e-5)
+    assert "torch" not in sys.modules
+    print("same")
+    """
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_module_is_saved_after_calls(tmp_path: Path, gradients: bool) -> None:
+    """Called with batches of 1 alone in one case; loaded at others, 1 among them."""
+    torch.manual_seed(0)
+    model = pooled()
+    fast = anyshape.compile(model)
+    with torch.set_grad_enabled(gradients):
+        for batch, side in ((1, 16), (5 if gradients else 1, 9)):
+            found = fast(torch.randn(batch, 3, side, side + 1))
+            if gradients:
+                found.sum().backward()
+    with torch.no_grad():
+        model[0].bias.add_(1)  # what is saved are the weights of now
+        xs = [torch.randn(*sizes) for sizes in ((4, 3, 8, 7), (1, 3, 16, 17), (3, 3, 20, 5))]
+        np.savez(tmp_path / "data.npz", **{f"x{i}": x.numpy() for i, x in enumerate(xs)},
+                 **{f"y{i}": model(x).numpy() for i, x in enumerate(xs)})
+    anyshape.save(fast, tmp_path / "model.any")
+    assert alone(RUN, tmp_path / "model.any", tmp_path / "data.npz").strip() == "same"
+
+
+def scaled(batch: dict[str, Any], power: int = 2, *, shift: torch.Tensor | None = None) -> dict[str, Any]:
+    y = batch["x"] * batch["more"][0].unsqueeze(-1) ** power
+    return {"y": y if shift is None else y + shift, "all": [y.sum()]}
+
+
+def test_names_and_nesting_are_those_of_the_call(tmp_path: Path) -> None:
+    def batch(*sizes: int) -> dict[str, Any]:
+        return {"x": torch.randn(*sizes, 4), "more": [torch.rand(sizes)]}
+
+    fast = anyshape.compile(scaled)
+    with pytest.raises(ConfigError, match="was not called"):
+        anyshape.save(fast, tmp_path / "f.any")
+    fast(batch(5, 5), shift=torch.ones(4), power=3)
+    anyshape.save(fast, tmp_path / "f.any")
+    with anyshape.load(tmp_path / "f.any", trust_native=True) as run:
+        assert "batch_x: f32[" in run.describe() and "power: a whole number" in run.describe()
+        given, shift = batch(3, 7), torch.randn(4)
+        torch.testing.assert_close(run(given, power=2, shift=shift), scaled(given, 2, shift=shift))
+        with pytest.raises(InputError, match="batch_x_0, batch_x_1"):
+            run({**given, "more": [torch.rand(2, 7)]}, 2, shift=shift)
+    fast(batch(5, 5), power=3)
+    with pytest.raises(ConfigError, match="which program to save") as error:
+        anyshape.save(fast, tmp_path / "f.any")
+    assert "shift=float32[4]" in error.value.why and "call it in one way" in error.value.do
+
+
+class ByBatch(nn.Module):
+    """A batch of 1 is another program: in Python, and in a shape."""
+
+    def __init__(self, python: bool) -> None:
+        super().__init__()
+        self.python = python
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.python:
+            return x * 2 if x.shape[0] != 1 else x * 3
+        return x.squeeze(0).sum(0)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_a_size_of_1_that_is_another_program_is_refused(tmp_path: Path, python: bool) -> None:
+    module = ByBatch(python)
+    fast = anyshape.compile(module)
+    fast(torch.randn(4, 3, 2))
+    anyshape.save(fast, tmp_path / "f.any")
+    with anyshape.load(tmp_path / "f.any", trust_native=True) as run:
+        for sizes in ((5, 1, 3), (2, 7, 1)):
+            x = torch.randn(sizes)
+            torch.testing.assert_close(run(x), module(x))
+        with pytest.raises(InputError, match="does not take these sizes"):
+            run(torch.randn(1, 3, 2))
+
+
+def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    fast = anyshape.compile(model)
+    fast(torch.randn(3, 4))
+    with pytest.raises(Unsupported) as error:
+        anyshape.save(fast, tmp_path / "f.any")
+    assert "training mode: model.eval()" in error.value.do
+    fast = anyshape.compile(lambda x: x * 2 if x.sum().item() > 0 else x)
+    fast(torch.ones(3, 4))
+    with pytest.raises(Unsupported, match=r"torch\.export does not take it") as error:
+        anyshape.save(fast, tmp_path / "f.any")
+    assert "data-dependent" in error.value.why
+    fast = anyshape.compile(lambda x: x * 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast(torch.ones(3, 4))
+    with pytest.raises(Unsupported, match=r"inside of torch\.autocast"):
+        anyshape.save(fast, tmp_path / "f.any")
+    assert not list(tmp_path.iterdir())
