@@ -48,9 +48,8 @@ from anyshape.frontend.train_step.partition import (
 )
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
-from anyshape.ir.alpha_rename import with_symbols
+from anyshape.ir.alpha_rename import nameless, with_symbols
 from anyshape.ir.graph import Graph, Value
-from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.ops.shape_preconditions import uncertain_sizes
@@ -289,7 +288,7 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         if halves is not None:
             ahead = not compilation.config.limited
             parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=ahead)]
-        text = "\n".join(map(show, parts))
+        text = "\n".join(map(nameless, parts))
         compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
         first, *later = (lowered(one, strategy.mesh) for one in parts)
         names = ("forward", "backward") if later else ("inference",)
@@ -311,7 +310,9 @@ class DistributedProgram:
     """A rank's program. Called with one list of the whole program's inputs, of which the batch is this rank's.
 
     Attributes:
-        local: the text of the rank's graph. limited: each rank has a limit in bytes, and all keep to all of them.
+        local: the text of the rank's graph, which must be that of all ranks. It is without names: torch names the
+            symbols of sizes by what else it met, such as the offset of a view. limited: each rank has a limit in bytes,
+            and all keep to all of them.
     """
 
     _boxed_call = True

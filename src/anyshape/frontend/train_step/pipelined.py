@@ -28,7 +28,7 @@ from anyshape.dist.strategies import MICRO, PipelineSchedule, partitioned
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.train_step.distributed import BATCH, DistributedProgram, Distribution, content, imported
-from anyshape.ir.show import show
+from anyshape.ir.alpha_rename import nameless
 from anyshape.ir.types import TensorType
 from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.agreement import exchanged, refusal
@@ -69,7 +69,7 @@ def compile_pipelined(compilation: Compilation, number: int, gm: GraphModule, st
                 own = one.graph.name.removeprefix(f"{graph.name}_")
                 compilation.register(NativeProgram(f"{number}.{own}", compiled, notes))
                 programs[key] = compiled.executable
-        text = "\n".join([*stages.firsts, *(show(one.graph) for one in plan.segments.values())])
+        text = "\n".join([*stages.firsts, *(nameless(one.graph) for one in plan.segments.values())])
     every = DistributedProgram(_not_called, distribution, chain, graph, roles, notes, needs, text)
     return PipelinedProgram(every, plan, orders, programs)
 
