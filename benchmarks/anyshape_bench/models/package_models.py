@@ -51,7 +51,7 @@ T5 = dict(d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, dropout_rate=0
 BART = dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
             encoder_ffn_dim=37, decoder_ffn_dim=37, dropout=0.0, use_cache=False)
 EXPERTS = dict(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-               shared_expert_intermediate_size=16, num_local_experts=4, use_cache=False)
+               shared_expert_intermediate_size=16, num_local_experts=4, intermediate_size=48, use_cache=False)
 STATES = dict(state_size=8, use_cache=False)
 SPEECH = dict(conv_dim=[8] * 7, feat_proj_dropout=0.0, layerdrop=0.0, num_conv_pos_embeddings=16,
               num_conv_pos_embedding_groups=2, activation_dropout=0.0, hidden_dropout=0.0, apply_spec_augment=False)
@@ -103,7 +103,7 @@ TRANSFORMERS = [
                    "SmolLM3", "ForCausalLM", **GROUPED),
     *_transformers(_lm, TEXTS, "StableLm Phi Phi3", "ForCausalLM", num_key_value_heads=2, use_cache=False,
                    resid_pdrop=0.0, embd_pdrop=0.0, hidden_dropout=0.0),
-    *_transformers(_lm, TEXTS, "Qwen2Moe Olmoe PhiMoe GraniteMoe", "ForCausalLM", **EXPERTS),
+    *_transformers(_lm, TEXTS, "Qwen2Moe Olmoe Phimoe GraniteMoe", "ForCausalLM", **EXPERTS),
     *_transformers(_lm, TEXTS, "Mamba FalconMamba", "ForCausalLM", **STATES),
     *_transformers(_translation, TEXTS, "T5 MT5 UMT5", **T5),
     *_transformers(_translation, TEXTS, "Bart MBart Pegasus Marian M2M100 Blenderbot PLBart", **BART),
