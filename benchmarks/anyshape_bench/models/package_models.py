@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 VOCABULARY = 99
+Args = dict[str, Any]
 Inputs = Callable[..., Any]  # of sizes: a tensor, a tuple of arguments, or a dictionary of keywords
 
 
@@ -41,22 +42,22 @@ def _image(batch: int, height: int, width: int) -> torch.Tensor:
 
 # ---- transformers
 
-SMALL = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+SMALL = Args(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
              max_position_embeddings=256, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
              attention_dropout=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-GROUPED = dict(num_key_value_heads=2, head_dim=8, use_cache=False)
-GPT = dict(n_embd=32, n_layer=2, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+GROUPED = Args(num_key_value_heads=2, head_dim=8, use_cache=False)
+GPT = Args(n_embd=32, n_layer=2, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
            use_cache=False)
-T5 = dict(d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False)
-BART = dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+T5 = Args(d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False)
+BART = Args(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
             encoder_ffn_dim=37, decoder_ffn_dim=37, dropout=0.0, use_cache=False)
-EXPERTS = dict(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+EXPERTS = Args(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                shared_expert_intermediate_size=16, num_local_experts=4, intermediate_size=48, use_cache=False)
-STATES = dict(state_size=8, use_cache=False)
-SPEECH = dict(conv_dim=[8] * 7, feat_proj_dropout=0.0, layerdrop=0.0, num_conv_pos_embeddings=16,
+STATES = Args(state_size=8, use_cache=False)
+SPEECH = Args(conv_dim=[8] * 7, feat_proj_dropout=0.0, layerdrop=0.0, num_conv_pos_embeddings=16,
               num_conv_pos_embedding_groups=2, activation_dropout=0.0, hidden_dropout=0.0, apply_spec_augment=False)
-STAGES = dict(hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 8], drop_path_rate=0.0)
-PATCHES = dict(image_size=64, patch_size=8, drop_path_rate=0.0)
+STAGES = Args(hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 4, 8], drop_path_rate=0.0)
+PATCHES = Args(image_size=64, patch_size=8, drop_path_rate=0.0)
 
 
 def _lm(batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -139,11 +140,11 @@ def _segmentation(name: str) -> nn.Module:
 
 # ---- diffusers
 
-UNET = dict(sample_size=32, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, attention_head_dim=8)
-SD3 = dict(sample_size=32, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=4,
+UNET = Args(sample_size=32, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, attention_head_dim=8)
+SD3 = Args(sample_size=32, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=4,
            caption_projection_dim=32, joint_attention_dim=32, pooled_projection_dim=64, out_channels=4,
            pos_embed_max_size=32)
-FLUX = dict(patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
+FLUX = Args(patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
             num_attention_heads=2, joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=[4, 4, 8])
 PROMPTS = ((2, 32, 7), (1, 16, 77), (3, 64, 5), (2, 48, 1))
 
@@ -196,7 +197,7 @@ class TwoLayers(nn.Module):
         return found
 
 
-HEADS = dict(heads=2, concat=False)
+HEADS = Args(heads=2, concat=False)
 GEOMETRIC: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": HEADS, "GATv2Conv": HEADS,
                                         "TransformerConv": HEADS, "ChebConv": dict(K=2)}
 

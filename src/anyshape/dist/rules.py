@@ -320,7 +320,7 @@ def _extern(node: Node) -> Iterator[Factor]:
     known = ROWS.get(str(node.attr("target")))
     if known is None or not all(map(_is_dense, node.outputs)):
         return
-    template = {name: rest for name, *rest in node.attr("template")}  # type: ignore[misc,union-attr]
+    template = {name: rest for name, *rest in node.attr("template")}  # type: ignore[misc,union-attr,str-unpack]
     arguments: Any = template["args"]
     outs = known[1]
     if len(outs) > 1:
