@@ -108,8 +108,8 @@ TRANSFORMERS = [
     *_transformers(_lm, TEXTS, "Mamba FalconMamba", "ForCausalLM", **STATES),
     *_transformers(_translation, TEXTS, "T5 MT5 UMT5", **T5),
     *_transformers(_translation, TEXTS, "Bart MBart Pegasus Marian M2M100 Blenderbot PLBart", **BART),
-    *_transformers(_pixels, IMAGES, "ResNet RegNet ConvNext ConvNextV2 Segformer PoolFormer PvtV2", **{
-        **STAGES, "embedding_size": 8, "groups_width": 8, "classifier_dropout_prob": 0.0}),
+    *_transformers(_pixels, IMAGES, "ResNet Segformer PoolFormer PvtV2", **{
+        **STAGES, "embedding_size": 8, "classifier_dropout_prob": 0.0}),
     *_transformers(_pixels, [(batch, 64, 64) for batch, in BATCHES], "ViT DeiT Beit Dinov2", **PATCHES),
     *_transformers(lambda batch, frames: {"input_values": torch.randn(batch, 400 + 320 * frames)}, TEXTS,
                    "Wav2Vec2 Hubert UniSpeech Data2VecAudio", **SPEECH)]
