@@ -10,6 +10,7 @@ import importlib
 import itertools
 import linecache
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,9 @@ from anyshape.base.errors import DeviceError
 
 TESTED = ((3, 6), (3, 7))  # versions that kernels were compiled and checked with
 _numbers = itertools.count()
+# Triton reads a kernel by `ast.parse`, which counts its depth for all threads together in some versions of Python 3.11
+# and 3.12: "AST constructor recursion depth mismatch" (python/cpython issue 106905). Later stages run side by side.
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,9 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
     backend.load_dialects(context)
     made: dict[str, Any] = {}
     try:
-        ir_module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
-                                   backend.get_module_map(), context)
+        with _parsing:
+            ir_module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
+                                       backend.get_module_map(), context)
         for kind, stage in stages.items():
             made[kind] = ir_module = stage(ir_module, metadata)
     except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, OSError,
