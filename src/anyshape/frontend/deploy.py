@@ -13,7 +13,7 @@ from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.api import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported
-from anyshape.frontend.capture.traced_calls import EXPORT, export_called, general_tracing
+from anyshape.frontend.capture.export_called import EXPORT, all_sizes_traced, export_called
 from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.ir.types import TensorType
@@ -43,7 +43,7 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     config = compilation.config
     try:
         exported = export_called(target, compilation.calls, sizes, config.dynamic)
-        with general_tracing() if config.dynamic else contextlib.nullcontext():
+        with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             compiled = compile_exported(exported, config)
         return save(deployable(compiled), path, native, tests)
     except Unsupported as error:

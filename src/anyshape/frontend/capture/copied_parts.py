@@ -1,4 +1,5 @@
-"""Whether a program sees that `x[k]`, of a tensor `k` without dims, was traced as a copy instead of as a view.
+"""Alias analysis of `x[k]`, of a 0-dimensional tensor `k`: whether a program sees that it was traced as a copy instead
+of as a view.
 
 It does where one of the two is written to while the other is still read, or where the view would be a result with the
 memory of an input. Such a program is traced once more, as torch does it: each number has a program of its own.

@@ -1,4 +1,5 @@
-"""What a stage knows of its inputs from the one before: types over the same symbols, and elements that are formulas.
+"""Shape inference and constant propagation over stages: what one knows of its inputs from the one before, types over
+the same symbols, and elements that are formulas.
 
     x: f32[b, t] | y = x.transpose, n = Shape(y) | a loop |  y: f32[t, b], n = [t, b] for what follows, and in the loop
 

@@ -25,8 +25,9 @@ from anyshape.runtime.memory.offload_store import LEAST, Speed
 PAGE = 1 << 16  # bytes that places are multiples of
 ROOMY = 2  # a free place this much larger than what is asked for is left to others
 PROBE = 8 << 20  # bytes copied to learn how fast that is
-EACH = 2e-5  # seconds that one move takes whatever its size: ten calls of the driver
-BESIDE = 0.02  # what a second of copying costs kernels beside it: memory traffic of an engine of the device's own
+# assumed, not measured on a device: seconds that one move takes whatever its size, for ten calls of the driver; and
+# what a second of copying costs kernels beside it, for memory traffic of an engine of the device's own
+EACH, BESIDE = 2e-5, 0.02
 
 
 class DeviceCopy:

@@ -1,5 +1,5 @@
-"""The names of torch's own classes and functions, as strings, as torch's tracer should take them. It takes those of
-other classes so; of torch's it makes attributes of which it knows no value, and ends the graph where one is used.
+"""Constant folding of the names of torch's own classes and functions in torch's tracer. It takes those of other classes
+for constants; of torch's it makes attributes of which it knows no value, and has a graph break where one is used.
 
     type(module.weight).__module__.startswith("torchao.")  -->  False
 

@@ -1,4 +1,4 @@
-"""Subscripts that are tensors of no dims, traced as operators that need no number from the data.
+"""Indexing by 0-dimensional tensors (data-dependent `select`), traced as operators that need no number from the data.
 
     x[:, k]       -->  take(x, (:, k)), which is x[:, :].index_select(1, k).squeeze(1)
     x[:, k] = v   -->  x[:, :].index_copy_(1, k, v.unsqueeze(1))

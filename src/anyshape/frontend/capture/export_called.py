@@ -1,0 +1,221 @@
+"""`torch.export` of a module or function that was compiled as it is, by the calls that were traced, with dynamic shapes
+where its programs have symbols: what `anyshape.save` saves. Sizes of 1 are taken, too, where guards hold and shapes
+come out as predicted there.
+"""
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anyshape import torch_compat as compat
+from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
+from anyshape.frontend.capture.meta_kernels import tracing_settings
+from anyshape.frontend.capture.small_size_guard import PredictedShapes
+from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, TracedCall
+from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
+
+EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
+MOST_OPEN = 4  # sizes that are judged at 1, in all combinations
+
+
+def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
+                  ) -> torch.export.ExportedProgram:
+    """The target as an exported program that takes what `calls` took, at other sizes. Where it can be shown that sizes
+    of 1 do nothing else than larger ones, it takes them too. It is to be compiled under the settings of
+    `all_sizes_traced`.
+
+    Args:
+        symbols: sizes that are symbols of a program, such as "dim 0 of x".
+        dynamic: whether sizes are free at all.
+
+    Raises:
+        ConfigError: no call was traced, or they are of several kinds. Unsupported: torch.export refuses the target.
+    """
+    module = target if isinstance(target, torch.nn.Module) else _Function(target)
+    signature = inspect.signature(module.forward)
+    bound = [one.bound(signature) for one in calls]
+    call = _general(bound)
+    error: Exception | None = None
+    for one in _attempts(call, bound, signature, symbols) if dynamic else (call,):
+        try:
+            exported = _exported(module, one, signature, dynamic)
+        except Exception as found:  # the border to torch's tracer
+            error = found
+            continue
+        if one is call or _is_free(exported, one, call):
+            return _with_ones(exported, module, one, signature) if dynamic else exported
+    assert error is not None
+    if isinstance(error, AnyShapeError):
+        raise error
+    raise Unsupported("the program cannot be deployed: torch.export does not take it",
+                      why=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                      do=f"change that line; or export it by hand: {EXPORT}") from error
+
+
+def all_sizes_traced() -> Any:
+    """Settings under which sizes of 0 and 1 are not singled out."""
+    return tracing_settings(True, True, 0, frozenset(), frozenset())
+
+
+def _with_ones(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
+               signature: inspect.Signature) -> torch.export.ExportedProgram:
+    """The same with ranges that begin at 1, for all sizes for which that is as good, or else as it is."""
+    refused: set[tuple[int, int]] = set()
+    for _ in range(2):
+        try:
+            with all_sizes_traced():
+                found = _exported(module, call, signature, True, refused)
+                special = _special_at_one(found)
+        except Exception:  # the border to torch's tracer: what is there already will do
+            return exported
+        if not special:
+            return found
+        refused |= {place for place, symbol in _symbols(found).items() if symbol in special}
+    return exported
+
+
+def _symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any]:
+    """The symbol of each size of a user's tensor that is one, by the number of the tensor and the dim."""
+    shapes = [value.shape for value in _given(exported) if isinstance(value, torch.Tensor)]
+    return {(number, dim): size.node.expr for number, shape in enumerate(shapes) for dim, size in enumerate(shape)
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
+
+
+def _special_at_one(exported: torch.export.ExportedProgram) -> set[Any]:
+    """Symbols that are at least 1 and may not be 1: a guard or a shape of the graph would be another one then."""
+    ranges = exported.range_constraints
+    open_ = [symbol for symbol in dict.fromkeys(_symbols(exported).values()) if int(ranges[symbol].lower) < LEAST]
+    if not open_:
+        return set()
+    gm = exported.graph_module
+    env = next(size.node.shape_env for value in _given(exported) if isinstance(value, torch.Tensor)
+               for size in value.shape if isinstance(size, torch.SymInt))
+    guards = [env.replace(guard.expr) for guard in env.guards]
+    for node in gm.graph.nodes:
+        node.meta["example_value"] = node.meta.get("val")  # as Dynamo's graphs have it
+    predicted = PredictedShapes(gm)
+    hints = settings.hints(predicted.placeholders)
+    served: list[Any] = []
+    for symbol in open_[:MOST_OPEN]:
+        rest = [chosen for count in range(len(served) + 1) for chosen in itertools.combinations(served, count)]
+        if all(_holds(guards, values) and not predicted.differs_at(values)
+               for chosen in rest for values in [{**hints, **dict.fromkeys((symbol, *chosen), 1)}]):
+            served.append(symbol)
+    for node in gm.graph.nodes:
+        del node.meta["example_value"]
+    return set(open_) - set(served)
+
+
+def _holds(guards: Sequence[Any], values: Mapping[Any, int]) -> bool:
+    return all(guard.xreplace(values) == True for guard in guards)  # noqa: E712 of sympy
+
+
+def _given(exported: torch.export.ExportedProgram) -> list[Any]:
+    """The traced values of the user's inputs."""
+    inputs = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
+    return [inputs[name] for name in exported.graph_signature.user_inputs if name in inputs]
+
+
+class _Function(torch.nn.Module):
+    """A function as a module, with its module inside where it is a method."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, torch.nn.Module):
+            self.owner = owner
+        self.forward = function
+
+
+def _general(calls: Sequence[TracedCall]) -> TracedCall:
+    """The call whose program serves the others: that with the fewest sizes of 0 and 1."""
+    if not calls:
+        raise ConfigError("anyshape.save does not know what the program takes", why="it was not called since it was "
+                          "compiled, or ran as PyTorch (see explain())", do="call it once, then save it; or " + EXPORT)
+    first = calls[0]
+    other = next((one for one in calls if one.kind() != first.kind()), None)
+    if other is not None:
+        raise ConfigError("anyshape.save cannot tell which program to save",
+                          why=f"it was called as ({first}) and as ({other}), which are programs of their own",
+                          do="compile it anew and call it in one way only before it is saved; or " + EXPORT)
+    if first.autocast is not None:
+        raise Unsupported("the program cannot be deployed: it was called inside of torch.autocast",
+                          why="torch.export takes a module as it is outside of it",
+                          do=f"convert the module, such as model.to({first.autocast}), and call it outside of autocast")
+    leaves = pytree.tree_leaves((first.arguments, dict(first.keywords)))
+    unknown = next((leaf for leaf in leaves if isinstance(leaf, Other)), None)
+    if unknown is not None:
+        raise Unsupported(f"the program cannot be deployed: it was called with {unknown}",
+                          why="a file knows tensors, numbers, texts and None, in tuples, lists and dicts with names",
+                          do="compile a function that takes these, call and save that")
+    return min(calls, key=lambda one: sum(size < LEAST for sizes in one.sizes() for size in sizes))
+
+
+def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.Signature, symbols: frozenset[str]
+              ) -> Iterator[TracedCall]:
+    """Calls to export by, the most general first. Sizes of 0 and 1 that are free are LEAST there: those that are
+    symbols of a program or differ between the calls; before that, where there are some, all of them, for a symbol is
+    named by the first of the sizes that it stands for."""
+    several = [one.sizes() for one in calls]
+    named = signature.bind(*call.arguments, **call.keywords).arguments
+    places = [f"{name}{path}" for name, value in named.items() for path, leaf in _leaves(value)
+              if isinstance(leaf, Described)]
+
+    def is_symbol(number: int, dim: int) -> bool:
+        return len({one[number][dim] for one in several}) > 1 or not symbols.isdisjoint(
+            (f"dim {dim} of {places[number]}", f"dim {dim} of input {number}"))
+
+    found = call.widened(is_symbol)
+    if found != call:
+        yield call.widened(lambda number, dim: True)
+        yield found
+    yield call
+
+
+def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
+    """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
+    shapes = [value.shape for value in _given(exported) if isinstance(value, torch.Tensor)]
+    return all(isinstance(size, torch.SymInt) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),
+                                                                              strict=True)
+               for size, one, other in zip(shape, wider, sizes, strict=True) if one != other)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of an argument in the order of torch's, each with its path."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _leaves(one, f"{path}[{key!r}]")
+    elif isinstance(value, (tuple, list)):
+        for number, one in enumerate(value):
+            yield from _leaves(one, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Signature, dynamic: bool,
+              refused: Container[tuple[int, int]] | None = None) -> torch.export.ExportedProgram:
+    """refused: sizes, by the tensor's number and the dim, that may not be 1; None: none may."""
+    numbers = itertools.count()
+
+    def example(leaf: Any) -> Any:
+        return torch.zeros(leaf.sizes, dtype=leaf.dtype, device=leaf.device) if isinstance(leaf, Described) else leaf
+
+    def free(leaf: Any) -> Any:
+        auto = torch.export.Dim.AUTO
+        if isinstance(leaf, Described):
+            number = next(numbers)
+            return {dim: auto(min=LEAST if refused is None or (number, dim) in refused else 1)
+                    for dim, size in enumerate(leaf.sizes) if size >= LEAST} if dynamic else None
+        return auto if dynamic and type(leaf) is int and leaf >= LEAST else None
+
+    named = signature.bind(*call.arguments, **call.keywords).arguments
+    with compat.compile_lock(), fx_in_this_thread():
+        return torch.export.export(module, pytree.tree_map(example, call.arguments),
+                                   pytree.tree_map(example, dict(call.keywords)),
+                                   dynamic_shapes=pytree.tree_map(free, dict(named)))
