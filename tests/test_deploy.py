@@ -112,6 +112,7 @@ def test_what_does_not_fit_is_refused_and_the_next_call_runs(file: Path) -> None
     with load(file, trust_native=True) as run:
         x = ids(3, 5).numpy()
         first = run(x)
+        assert refused(lambda: load(file, threads=-1)).what == "threads is -1"
         for wrong, why in ((x.astype(np.float32), "dtype"), (x[0], "dims"), ("text", "array"), (x[:0], "ids_0")):
             with pytest.raises(InputError) as caught:
                 run(wrong)
@@ -241,6 +242,7 @@ def test_what_needs_pytorch_is_refused_when_it_is_saved(tmp_path: Path) -> None:
     trained = nn.Linear(3, 2)
     step = anyshape.train_step(trained, lambda m, x: m(x).sum(), torch.optim.SGD(trained.parameters(), 0.1))
     assert isinstance(refused(lambda: anyshape.save(step, path)), ConfigError)
+    assert "each call is a tuple" in refused(lambda: anyshape.save(fast, path, tests=torch.zeros(2))).why
     assert "export" in refused(lambda: anyshape.save(anyshape.compile(nn.Linear(3, 2)), path)).do
     assert not list(tmp_path.iterdir())
 

@@ -451,6 +451,8 @@ def test_the_method_writes_all_three(fast, tmp_path) -> None:
 
 
 def test_wrong_files_are_named_before_anything_is_computed(fast, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="has no file"):
+        fast.report()
     with pytest.raises(ConfigError, match=r"not written to memory\.pdf"):
         fast.report(tmp_path / "memory.pdf")
     with pytest.raises(OutputError, match="there is no folder") as caught:

@@ -637,6 +637,11 @@ def test_bad_arguments() -> None:
                                 ((ours, mean_square, optimizer), {"nonsense": 1})):
         with pytest.raises(ConfigError):
             anyshape.train_step(*arguments, **keywords)
+    with pytest.raises(ConfigError, match="got a SGD for loss_fn") as swapped:
+        anyshape.train_step(ours, optimizer, mean_square)
+    assert "train_step(model, loss_fn, optimizer)" in swapped.value.do
+    with pytest.raises(ConfigError, match="got the class SGD for optimizer"):
+        anyshape.train_step(ours, mean_square, torch.optim.SGD)
 
 
 def test_an_interrupt_waits_for_the_end_of_the_step() -> None:

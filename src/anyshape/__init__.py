@@ -43,7 +43,7 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
     from anyshape.base.config import Config
     if others:
         from anyshape.base.errors import ConfigError
-        raise ConfigError(f"anyshape.compile was given {others[0]!r} after what it is to compile",
+        raise ConfigError(f"anyshape.compile was given a {type(others[0]).__name__} after what it is to compile",
                           why="settings are passed by name", do="write anyshape.compile(target, name=value)")
     config = Config.make(**settings)
     if target is _LEFT_OUT:
@@ -215,14 +215,15 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
         memory_limit: bytes of a device, as a number or such as "38GiB"; 0: all that the chip has.
         lengths: of steps as they come, or length -> weight. None: that of `batch`.
-        dtype: of products, such as "bf16"; "": f32 on "cpu", else bf16, with weights and states in f32.
+        dtype: of products: "bf16", "f16", "f32", "f64" or "fp8"; "": f32 on "cpu", else bf16, with weights and states in
+            f32.
 
     Returns:
         The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and
         `trace("step.json")`.
 
     Raises:
-        InputError: ranks, mesh or lengths that cannot be, or a model that cannot be traced.
+        InputError: ranks, mesh, lengths or dtype that cannot be, or a model that cannot be traced.
         LimitError: no strategy keeps to the limit; its `least` says which limit would do.
         ConfigError: an unknown machine.
     """
@@ -272,6 +273,7 @@ def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: boo
 
     Raises:
         ArtifactError: it is no such file, or it needs what this machine or process has not.
+        ConfigError: `threads` is no number of threads.
     """
     from anyshape.artifact.load import load as load_file
     return load_file(path, trust_native, threads, verify)

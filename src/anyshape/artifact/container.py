@@ -64,8 +64,8 @@ class Container:
             with open(path, "rb") as file:
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise ArtifactError(f"{path} cannot be read", why=str(error) or type(error).__name__,
-                                do="name a file that anyshape.save wrote") from error
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ArtifactError(f"{path} cannot be read", why=why, do="name a file that anyshape.save wrote") from error
         self.view = memoryview(self.map)
         try:
             self.places = self._members()

@@ -32,7 +32,7 @@ from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
-from anyshape.base.errors import ArtifactError, InputError
+from anyshape.base.errors import ArtifactError, ConfigError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.liveness import peak_bytes
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
@@ -60,18 +60,10 @@ class Head:
 
 
 def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
-    """Loads a file that `anyshape.save` wrote. torch is not needed.
-
-    Args:
-        path: the file. It is mapped: replace it by another file, do not write into it.
-        trust_native: run the machine code in the file. It may do anything that this process may: set it for files that
-            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite.
-        threads: of a call at most; 0: the cores that this process may run on.
-        verify: compare all bytes of the weights with their digest, too.
-
-    Raises:
-        ArtifactError: it is no such file, or it needs what this machine or process has not.
-    """
+    """See `anyshape.load`."""
+    if not isinstance(threads, int) or threads < 0:
+        raise ConfigError(f"threads is {threads!r}", why="it is how many threads a call may use",
+                          do="pass a whole number; 0 is as many as there are cores")
     container = Container(Path(path))
     try:
         head = read_head(container)

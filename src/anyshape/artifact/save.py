@@ -87,7 +87,8 @@ def _write(path: Path, head: Mapping[str, Any], members: Mapping[str, bytes]) ->
     try:
         write(path, {"format.json": json.dumps({**head, "digests": digests}, indent=1).encode(), **members})
     except OSError as error:
-        raise OutputError(f"{path} cannot be written", why=str(error), do="name another path") from error
+        raise OutputError(f"{path} cannot be written", why=error.strerror or str(error),
+                          do="name another path") from error
 
 
 def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, Any]]], list[list[Any]]]:

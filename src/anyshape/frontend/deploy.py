@@ -21,6 +21,9 @@ from anyshape.ir.types import TensorType
 
 def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
     """See `anyshape.save`."""
+    if not isinstance(tests, (tuple, list)) or not all(isinstance(one, (tuple, list)) for one in tests):
+        raise ConfigError(f"tests is a {type(tests).__name__} that holds no calls",
+                          why="each call is a tuple of arguments", do="write tests=[(x,)] for one call with x")
     if isinstance(compiled, Deployable):
         return save(compiled, path, native, tests)
     own = getattr(type(compiled), "deployable", None)  # of importers, whose packages need not be installed
@@ -41,8 +44,8 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     compilation, target = called.compilation, called.target
     sizes = frozenset(words for capture in compilation.captures for _, words, _ in capture.sizes)
     config = compilation.config
+    exported = export_called(target, compilation.calls, sizes, config.dynamic)
     try:
-        exported = export_called(target, compilation.calls, sizes, config.dynamic)
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             compiled = compile_exported(exported, config)
         return save(deployable(compiled), path, native, tests)

@@ -69,7 +69,8 @@ class Reader:
                     raise _refuse(f"{path} is too large", f"it has more than {MOST_BYTES} bytes", where=str(path))
                 source = path.read_bytes()
             except OSError as error:
-                raise _refuse(f"{path} cannot be read", str(error), "give the path of a model", str(path)) from error
+                raise _refuse(f"{path} cannot be read", str(error.strerror or error), "give the path of a model",
+                              str(path)) from error
         if not isinstance(source, (bytes, bytearray, memoryview)):
             raise InputError(f"anyshape.compile_onnx cannot read a {type(source).__name__}", where="its first argument",
                              why="it takes a path, bytes or an onnx.ModelProto", do="pass one of those")

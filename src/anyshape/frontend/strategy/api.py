@@ -126,6 +126,10 @@ def strategy(model: torch.nn.Module, loss_fn: Any, optimizer: Any, batch: Any, *
     memory = float(given) or where.chip.memory
     shapes = shapes_of(lengths, sequences) if lengths is not None else (Shape(positions, 1.0, sequences),)
     kind = dtype or ("f32" if where.chip.name == "cpu" else "bf16")
+    if kind not in dict(where.chip.peaks):
+        raise InputError(f"dtype={kind!r} is no dtype of products", where=f"machine={where}",
+                         why=f"the table of the chip has {', '.join(name for name, _ in where.chip.peaks)}",
+                         do='give one of those, or ""')
     workload = capture(model, loss_fn, optimizer, batch, type(model).__name__, kind)
     return StrategySearch(Search(workload, where, world, shapes, memory, (), degrees_of(mesh, world)))
 

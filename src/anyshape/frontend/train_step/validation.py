@@ -61,30 +61,32 @@ class StepSettings:
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be a train step."""
-        for value, kind, words in ((self.model, torch.nn.Module, "the model is an nn.Module"),
-                                   (self.optimizer, torch.optim.Optimizer, "it is a torch.optim.Optimizer")):
-            if not isinstance(value, kind):
-                raise ConfigError(f"anyshape.train_step got a {type(value).__name__}", why=words, do="pass one")
-        if not callable(self.loss_fn):
-            raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
-                              why="it is a function of the model and a batch", do="pass such a function")
+        for name, value, fits, words in (
+                ("model", self.model, isinstance(self.model, torch.nn.Module), "an nn.Module"),
+                ("loss_fn", self.loss_fn, callable(self.loss_fn), "a function of the model and a batch"),
+                ("optimizer", self.optimizer, isinstance(self.optimizer, torch.optim.Optimizer),
+                 "a torch.optim.Optimizer over parameters of the model")):
+            if not fits:
+                got = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+                raise ConfigError(f"anyshape.train_step got {got} for {name}", why=f"it is {words}",
+                                  do="call it as train_step(model, loss_fn, optimizer)")
         if getattr(self.loss_fn, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional"):
             name = getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
             raise ConfigError(f"anyshape.train_step got {name} for loss_fn",
                               why="it compares results with targets, and does not call the model",
                               do="pass a function that does both: lambda model, x, y: criterion(model(x), y)")
-        for name, found, fits, words in (
+        for name, found, fits, words, do in (
                 ("clip_norm", self.clip_norm,
                  self.clip_norm is None or (_is_number(self.clip_norm) and self.clip_norm > 0),
-                 "it is the largest norm of the gradients"),
+                 "it is the largest norm of the gradients", "pass a number above 0, or None"),
                 ("accumulate", self.accumulate, isinstance(self.accumulate, int) and self.accumulate >= 1,
-                 "it is a number of batches"),
+                 "it is a number of batches", "pass a whole number, at least 1"),
                 ("scaler", self.scaler, self.scaler is None or isinstance(self.scaler, torch.amp.GradScaler),
-                 "it is a torch.amp.GradScaler"),
+                 "it is a torch.amp.GradScaler", "pass one, or None"),
                 ("ema", self.ema, self.ema is None or (_is_number(self.ema) and 0 <= self.ema < 1),
-                 "it is the part of an average that stays, from 0 to below 1")):
+                 "it is the part of an average that stays", "pass a number from 0 to below 1, or None")):
             if not fits:
-                raise ConfigError(f"{name} is {found!r}", why=words, do="pass another")
+                raise ConfigError(f"{name} is {found!r}", why=words, do=do)
         if self.gradient_dtype not in (None, torch.bfloat16):
             raise ConfigError(f"gradient_dtype is {self.gradient_dtype!r}",
                               why="gradients wait as they are, or in torch.bfloat16, which has the range of float32",

@@ -47,6 +47,9 @@ def report(paths: list[Path], name: str, compilation: Compilation, sizes: Mappin
         InputError: there is nothing to report, or a size has a name that no program has.
         ConfigError, OutputError: as `check_path`, and for what the disk does not take.
     """
+    if not paths:
+        raise ConfigError("a report has no file to be written to", do='name one or more: report("memory.html")',
+                          why="its arguments are paths")
     for path in paths:
         check_path(path)
     data = collect(name, compilation, sizes, most)
