@@ -144,7 +144,7 @@ def test_background_runs_as_pytorch_until_the_program_is_there() -> None:
     agrees(model, module, 3)
     wait(model)
     agrees(model, module, 5)
-    assert len(model.programs) == 1 and model._anyshape.oblivious.door is not None
+    assert len(model.programs) == 1 and model._anyshape.oblivious.dispatch is not None
     agrees(model, module, 2)
     model._anyshape.deferral.cost = 0.0  # sizes of 1 go into the background too
     agrees(model, module, 1)

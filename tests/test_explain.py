@@ -338,7 +338,7 @@ def test_a_technique_that_is_left_out_changes_the_program_and_no_number(name):
         plan = fast.programs[0].executable.plan
         return {"regimes": max(len(step.regimes) for step in plan.steps if isinstance(step, KernelStep)) > 1,
                 "output_reuse": sum(buffer.is_temp for buffer in plan.buffers) < 3,
-                "fast_dispatch": fast._anyshape.oblivious.door is not None}[name]
+                "fast_dispatch": fast._anyshape.oblivious.dispatch is not None}[name]
 
     x, y = torch.randn(64, 96), torch.randn(96, 80)
     with torch.no_grad():

@@ -58,7 +58,7 @@ def opened(target, *arguments, **keywords):
     with torch.no_grad():
         fast(*arguments, **keywords)
     ways = (fast._anyshape.oblivious, fast._anyshape.ordinary)
-    assert any(way.door is not None for way in ways)
+    assert any(way.dispatch is not None for way in ways)
     return fast, Watch(fast)
 
 
@@ -89,7 +89,7 @@ def test_serves_containers_functions_and_methods():
 def test_serves_programs_of_the_ordinary_way():
     net = Net().eval()
     fast, watch = opened(net, torch.randn(3, 8), torch.ones(3, 1))
-    assert fast._anyshape.ordinary.door is not None
+    assert fast._anyshape.ordinary.dispatch is not None
     with torch.no_grad():
         x = torch.randn(5, 8)
         same(fast(x, torch.ones(5, 1)), net(x, torch.ones(5, 1)))
@@ -258,7 +258,7 @@ def test_a_call_is_short():
 def test_sizes_of_tensors_are_not_asked_whether_they_are_below_zero():
     fast, _ = opened(lambda x, y: x @ y, torch.randn(3, 4), torch.randn(4, 5))
     ways = (fast._anyshape.oblivious, fast._anyshape.ordinary)
-    texts = [str(guards) for way in ways if way.door for guards, _, _ in way.door.programs]
+    texts = [str(guards) for way in ways if way.dispatch for guards, _, _ in way.dispatch.programs]
     assert texts and not any("0 <= L[" in text for text in texts)
     with torch.no_grad():
         for m, k, n in ((3, 4, 5), (2, 3, 4), (1, 2, 0), (2, 0, 3)):

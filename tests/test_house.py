@@ -49,9 +49,8 @@ BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routin
            "runtime/call/executable.py", "artifact/text_limits.py", "artifact/load.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
-# private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
-# attributes too; benchmarks look into the compilers that they measure
-PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
+# private names of torch: the package that looks them up; the demo runs torch's own compiler too
+PRIVATE, DEMO = "torch_compat", "tools/demo/"
 # attributes that are used only where torch has the names of TRAIN_STEP in torch_compat/names.py
 ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called", "_post_accumulate_grad_hooks",
              "_scale")
@@ -221,7 +220,7 @@ def own_names() -> set[str]:
 
 @each_file
 def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None:
-    if room(module_of(path)) == PRIVATE or name_of(path).startswith(MEASURING):
+    if room(module_of(path)) == PRIVATE or name_of(path).startswith(DEMO):
         return
     say = "look it up with torch_compat.get, and write into torch_compat/names.py what is done without it"
     for module, line in imports(path):
@@ -231,7 +230,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             for alias in node.names:
                 assert not is_private(alias.name), f"{name_of(path)}:{node.lineno} imports {alias.name}: {say}"
-        if not isinstance(node, ast.Attribute) or not is_private(node.attr) or name_of(path).startswith(PATCHING):
+        if not isinstance(node, ast.Attribute) or not is_private(node.attr):
             continue
         operator = isinstance(node.value, ast.Name) and node.value.id == "aten"  # torch_compat.aten
         assert operator or node.attr in own_names() or node.attr in ASKED_FOR or ast.unparse(node) == "sys._getframe", \

@@ -215,8 +215,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
         memory_limit: bytes of a device, as a number or such as "38GiB"; 0: all that the chip has.
         lengths: of steps as they come, or length -> weight. None: that of `batch`.
-        dtype: of products: "bf16", "f16", "f32", "f64" or "fp8"; "": f32 on "cpu", else bf16, with weights and states in
-            f32.
+        dtype: of products: "bf16", "f16", "f32", "f64" or "fp8"; "": f32 on "cpu", else bf16. Weights and states are
+            in f32.
 
     Returns:
         The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and

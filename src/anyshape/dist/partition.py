@@ -5,10 +5,10 @@
 
 Equations are taken in order. Each has a few strategies, by its factors and by where its operands lie, and the one that
 moves and computes the least is taken; a result that is a partial sum is charged with the collective that adds it up.
-The local graph is one for all ranks: `rank_axis`, and the local number of each size that does not divide evenly, are
-inputs that are sizes. Other axes are done by partitioning the local graph again, whose collectives pass dims that they
-do not touch. Xu et al., "GSPMD" (2021), section 4, for partitioning by operators; greedy choice in place of its fixed
-priorities.
+The local graph is one for all ranks: `rank_tensor` (of the axis `tensor`), and the local number of each size that does
+not divide evenly, are inputs that are sizes. Other axes are done by partitioning the local graph again, whose
+collectives pass dims that they do not touch. Xu et al., "GSPMD" (2021), section 4, for partitioning by operators;
+greedy choice in place of its fixed priorities.
 """
 from __future__ import annotations
 

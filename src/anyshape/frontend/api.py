@@ -5,7 +5,8 @@ sizes, and as one graph, also where sizes are found in the data). It is given up
 when a trace fails, and for a single call when the call's sizes do not fit its programs; then the ordinary way serves:
 PyTorch's usual symbolic tracing, which makes extra programs for sizes 0 and 1.
 
-A call for which no program is there may also run as PyTorch does, for now: see `deferral.py` and `beside.py`.
+A call for which no program is there may also run as PyTorch does, for now: see `capture/lazy_recompile.py` and
+`capture/background_compile.py`.
 """
 from __future__ import annotations
 
@@ -86,15 +87,15 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 
 
 class TracingMode:
-    """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
+    """One way of tracing a target: what torch.compile returned for it, and the fast dispatch past that."""
 
-    __slots__ = ("__weakref__", "call", "copied", "door", "opened", "own", "tracing", "turn", "underway")
+    __slots__ = ("__weakref__", "call", "copied", "dispatch", "own", "seen", "tracing", "turn", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
         self.own = own = list[Callable[..., Any]]()
-        self.door: FastDispatch | None = None
-        self.opened = 0
+        self.dispatch: FastDispatch | None = None
+        self.seen = 0
         self.underway = underway = Underway()
         tracing: Tracing
         warm = warm_start_of(compilation, own, underway)
@@ -135,24 +136,24 @@ class TracingMode:
         tracing.sharded = sharded
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
-        """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was.
+        """A call through torch.compile. After a trace the fast dispatch is made anew, if one frame was all there was.
         Threads whose first calls come at once wait for one program, instead of making one each."""
         outer, self.underway.call = self.underway.call, call
         try:
-            with contextlib.nullcontext() if self.opened or self.turn is None else self.turn:
+            with contextlib.nullcontext() if self.seen or self.turn is None else self.turn:
                 result = self._called(arguments, keywords, call)
         finally:
             self.underway.call = outer
         codes = self.tracing.codes
-        if len(codes) != self.opened:
-            self.opened = len(codes)
+        if len(codes) != self.seen:
+            self.seen = len(codes)
             self.tracing.compilation.called(traced_call(arguments, keywords))
-            self.door = None
+            self.dispatch = None
             if all(code is codes[0]
                    for code in codes) and FAST_DISPATCH not in self.tracing.compilation.config.disabled():
-                door = FastDispatch(self.copied, self.own)
-                door.open(codes[0])
-                self.door = door if door.programs else None
+                dispatch = FastDispatch(self.copied, self.own)
+                dispatch.take(codes[0])
+                self.dispatch = dispatch if dispatch.programs else None
         return result
 
     def _called(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
@@ -168,19 +169,19 @@ class TracingMode:
 class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "shell", "target", "uncompiled")
+    __slots__ = ("compilation", "ddp", "deferral", "oblivious", "ordinary", "target", "uncompiled")
     compilation: Compilation
     deferral: Deferral
     uncompiled: tuple[str, str]
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
-        self.shell: torch.nn.Module | None = None  # what runs around the module that is compiled
+        self.ddp: torch.nn.Module | None = None  # the wrapper around the module that is compiled
         if isinstance(target, torch.nn.parallel.DistributedDataParallel):
             module = target.module if hasattr(target.module, "_anyshape") else compiled_module(target.module, config)
             inner: CompiledCallable = module._anyshape
             self.compilation, self.deferral, self.uncompiled = inner.compilation, inner.deferral, ("", "")
-            self.shell = calling(target, module)
+            self.ddp = calling(target, module)
             return
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
@@ -202,8 +203,8 @@ class CompiledCallable:
         """
         if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
             return self.target(*arguments, **keywords)  # part of another program
-        if self.shell is not None:
-            return self.shell(*arguments, **keywords)
+        if self.ddp is not None:
+            return self.ddp(*arguments, **keywords)
         if self.uncompiled[0]:
             return self._as_pytorch(*self.uncompiled, arguments, keywords)
         if internals.watched():
@@ -216,23 +217,23 @@ class CompiledCallable:
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:
-                if oblivious.door is not None:
-                    result = oblivious.door(arguments, keywords)
+                if oblivious.dispatch is not None:
+                    result = oblivious.dispatch(arguments, keywords)
                     if result is not MISS:
                         return result
-                if self.deferral.patterns and oblivious.door is not None:
+                if self.deferral.patterns and oblivious.dispatch is not None:
                     known = self.deferral.known(arguments, keywords)
                     if known is not None:
                         raise Deferred(known, self.deferral.waiting[known].reason)
-                if not failed_before or (ordinary.door is None and oblivious.own):
+                if not failed_before or (ordinary.dispatch is None and oblivious.own):
                     return self._run(oblivious, arguments, keywords)
             except NotCovered as error:
                 missed = str(error)
-            if ordinary.door is not None:
-                result = ordinary.door(arguments, keywords)
+            if ordinary.dispatch is not None:
+                result = ordinary.dispatch(arguments, keywords)
                 if result is not MISS:
                     return result
-            if failed_before and ordinary.door is not None and oblivious.own:
+            if failed_before and ordinary.dispatch is not None and oblivious.own:
                 try:
                     return self._run(oblivious, arguments, keywords)
                 except NotCovered as error:

@@ -2,7 +2,7 @@
 it needs for that.
 
 The operator has no mask with a gradient, one dtype, and 0 for rows without a key, where a program has NaN or the mean
-of the values. `attention_write` says how such rows are kept.
+of the values. `rewrite.py` says how such rows are kept.
 """
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ backward is fused too.
     y = p @ v
 
 Written out, it stores scores (and for the backward probabilities), length times length for each head. From a softmax
-the search goes back to the product of queries and keys, and on to the product with the values; `attention_forms.FORMS`
+the search goes back to the product of queries and keys, and on to the product with the values; `patterns.FORMS`
 has the words for the steps between. What looks like attention and is left as it was is noted with the reason.
 
-The numbers stay those of the program. Where they could not (`attention_check`), nothing is replaced. Nothing here asks
+The numbers stay those of the program. Where they could not (`legality.py`), nothing is replaced. Nothing here asks
 a symbolic size for its value, so no guard comes of it.
 """
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Attention:
     value: Arranged | None = None
     order: tuple[int, ...] = ()  # of the result's dims among (leading dims, queries, head size)
     merged: bool = False  # leading dims that a split took apart were put together again
-    # decided by `attention_check`; `attention_write` says what they are
+    # decided by `legality.check`; `rewrite.py` says what they are
     poisoned: bool = False  # rows without keys are to be NaN
     rows: bool = False  # and the gradients of their scores 0
     stopped: bool = False  # rows that are filled everywhere: no gradient through scores

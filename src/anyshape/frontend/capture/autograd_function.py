@@ -4,7 +4,7 @@ it.
     AOTAutograd's:  wrapper -> Function.apply -> forward of Python, saved state, epilogue -> program
     ours:           Function.apply -> program
 
-The wrapper serves every graph there may be. Where `torch_door.training_runtime` says that it has little to do, and all
+The wrapper serves every graph there may be. Where `internals.training_runtime` says that it has little to do, and all
 that is saved lies on one tape, this does just that; else the wrapper stays.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door from torch.export: an ExportedProgram becomes one inference program."""
+"""The front end of torch.export: an ExportedProgram becomes one inference program."""
 from __future__ import annotations
 
 import copy

@@ -1,13 +1,13 @@
-"""Fast dispatch: the direct door: calls of a compiled object that skip PyTorch's wrappers, behind PyTorch's own guards.
+"""Fast dispatch: calls of a compiled object that skip PyTorch's wrappers, behind PyTorch's own guards.
 
     an ordinary call:  module -> torch.compile's wrapper -> frame evaluation -> guards -> code -> AOT wrapper -> program
-    through the door:  module -> guards -> code -> program
+    fast dispatch:     module -> guards -> code -> program
 
 The guards and the code are Dynamo's, taken from its cache after a call that traced: the guards check everything the
 trace relied on (types, dtypes, sizes, modes, module state), and the code reads parameters anew and replays side
-effects. So the door serves exactly the calls that Dynamo would serve from its cache. What lies between the caller and
-the traced frame and is not guarded (hooks of the module, an overridden `forward`, tracers, `torch.compiler.set_stance`)
-is checked here. Whenever a check fails, the call goes the ordinary way.
+effects. So fast dispatch serves exactly the calls that Dynamo would serve from its cache. What lies between the caller
+and the traced frame and is not guarded (hooks of the module, an overridden `forward`, tracers,
+`torch.compiler.set_stance`) is checked here. Whenever a check fails, the call goes the ordinary way.
 """
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def has_nested(values: Iterable[Any]) -> bool:
 
 
 class FastDispatch:
-    """The door of one compiled object.
+    """Fast dispatch of one compiled object.
 
     Args:
         copied: the module, function or bound method that was compiled, as Dynamo traces it.
@@ -75,12 +75,12 @@ class FastDispatch:
         self.prefix: tuple[Any, ...] = ()
         self.function: types.FunctionType | None = None
         self.kind: type | None = None
-        self.code: types.CodeType | None = None  # with the defaults, what `function` was when the door was opened
+        self.code: types.CodeType | None = None  # with the defaults, what `function` was when `take` was called
         self.defaults: Any = None
         self.keyword_defaults: Any = None
         self.elsewhere = internals.tracer_detector()
 
-    def open(self, code: types.CodeType) -> None:
+    def take(self, code: types.CodeType) -> None:
         """Takes the programs that Dynamo holds for the traced frame's `code`; none if the frame is not a known one."""
         self.programs = ()
         found = self._frame(code)

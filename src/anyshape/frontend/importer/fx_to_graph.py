@@ -2,7 +2,7 @@
 
     %mm = aten.mm(x, w); %relu = aten.relu(%mm)    -->  m = matmul(x, w); r = maximum(m, 0.0)
 
-Every op has a translation (a row of `aten_table.TABLE`) or becomes an extern call. Shapes come from the trace
+Every op has a translation (a row of `frontend/aten/table.py`) or becomes an extern call. Shapes come from the trace
 (`meta["val"]`); symbolic numbers are never asked for their value.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door from JAX: a function exported with symbolic sizes becomes one program for all of them.
+"""The front end of JAX: a function exported with symbolic sizes becomes one program for all of them.
 
     exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, n"), jnp.float32))
     fast = anyshape.compile_jax(exported)

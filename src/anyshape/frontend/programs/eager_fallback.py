@@ -61,7 +61,7 @@ class Underway(threading.local):
 
 
 def counted(program: Callable[..., Any], underway: Underway, piece: str) -> Callable[..., Any]:
-    """`program`, which counts its runs with the call that is going on. The direct door, which need not count, takes
+    """`program`, which counts its runs with the call that is going on. Fast dispatch, which need not count, takes
     the `program` itself.
 
     Args:

@@ -2,8 +2,8 @@
 without the words of its steps.
 
 A limit tries several layouts before a call begins, and only one of them becomes a record. Layouts are the record's own
-(`Records.places`). The scratch of a step depends on its kernel or product and on sizes, not on where windows lie: the
-steps of layers that repeat are asked once.
+(`Specializer.places`). The scratch of a step depends on its kernel or product and on sizes, not on where windows lie:
+the steps of layers that repeat are asked once.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FootprintEstimator:
         self.held = ExternalBytes(plan)
 
     def at(self, values: dict[str, int], policy: SavePolicy) -> Blocks | Specialization:
-        """The blocks at the symbols' `values`; the record where it takes one. Errors as of `Records.make`."""
+        """The blocks at the symbols' `values`; the record where it takes one. Errors as of `Specializer.make`."""
         specializer = self.specializer
         if specializer.reused_output is not None or not values.keys() >= set(specializer.layout.symbols):
             return specializer.made(values, policy)

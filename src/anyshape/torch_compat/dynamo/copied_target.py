@@ -39,7 +39,7 @@ class CopiedTarget:
 
     Args:
         target: what is compiled.
-        optimize: what `torch_api.dynamo_compile` returned; makes a callable that Dynamo watches.
+        optimize: what `api.dynamo_compile` returned; makes a callable that Dynamo watches.
     """
 
     __slots__ = ("__weakref__", "_bound", "_copies", "_optimize", "_shared", "target", "wrapper")

@@ -1,8 +1,8 @@
 """Dynamo's internals: what lies between a caller and a compiled program, as far as it depends on torch's version:
-Dynamo's guards and code, which the direct door runs itself, and AOTAutograd's run-time wrapper, where it would do
-nothing that we do not.
+Dynamo's guards and code, which fast dispatch runs itself, and AOTAutograd's run-time wrapper, where it would do nothing
+that we do not.
 
-One of the rooms beside `torch_api`. Whoever comes through here has asked the same questions as torch's own wrappers.
+Callers ask the same questions here as torch's own wrappers do.
 """
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def add_guard(guards: Any, holds: Callable[[dict[str, Any]], bool], words: str) 
 
 def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
     """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
-    `torch_api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
+    `api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
     all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
     backend = api.backend_of(callback)
     entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]

@@ -1,5 +1,4 @@
-"""The fake-tensor cache: shapes of traced operators, found once a pass: for what depends on torch's version, beside
-`torch_quick`.
+"""The fake-tensor cache: shapes of traced operators are found once a pass.
 
 A trace runs every operator on tensors that have a shape and no numbers, and torch finds each shape anew: 0.2 to 3
 milliseconds of Python with symbolic sizes. Layers repeat. An operator that is given the very sizes (the same objects)

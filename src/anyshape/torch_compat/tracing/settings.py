@@ -1,8 +1,7 @@
 """Tracing settings: what is different while we trace: settings of Dynamo, and rules for operators that end a graph
 without them.
 
-The third room, beside `torch_api` and `torch_quick`, for what depends on torch's version. Nothing here lasts longer
-than a trace: other users of torch.compile in the process see torch as it is.
+Nothing here lasts longer than a trace: other users of torch.compile in the process see torch as it is.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""SymInt caching and size-oblivious tracing: cheaper and more general tracing; beside `torch_api`, the second room for
-what depends on torch's version.
+"""SymInt caching and size-oblivious tracing: the same symbolic sizes are asked of torch once, and traces serve sizes of
+0 and 1 too.
 
 Tracing a transformer's training step asks torch for some 80 000 sums, products and comparisons of symbolic sizes, a few
 hundred of them different. `quick_tracing` keeps the results, which are torch's own objects made by torch's own code.

@@ -1,8 +1,7 @@
-"""The compatibility layer: calls whose name or behaviour depends on torch's version; with the other `torch_*` files,
-all there are.
+"""The compatibility layer: calls of torch whose name or behaviour depends on its version.
 
 Written for torch 2.13, with the other way where 2.11 or 2.12 lacks an interface; rules that 2.11 lacks are in
-`torch_older`. The heavy parts of torch (Dynamo, AOTAutograd) are imported by the functions that need them, so that
+`backports.py`. The heavy parts of torch (Dynamo, AOTAutograd) are imported by the functions that need them, so that
 running a compiled program does not load them.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backports: what torch 2.11 and 2.12 lack, made up for; the third room for torch's versions.
+"""Backports: what torch 2.11 and 2.12 lack, made up for.
 
 Each part looks for what is lacking, not for a version, and does nothing where torch has it.
 """

@@ -4,8 +4,8 @@ written so that it does not.
     x[:, n // 2]  -->  select(x, 1, n // 2)        max_pool1d(x, n)  -->  max(x, -1, keepdim=True)
 
 A trace in which torch's own stands serves one size only, or calls PyTorch where a kernel would do.
-`torch_quick.general_tracing` puts ours in its place where an argument, or the shape of the first one, is a size without
-a number. Ours gives what torch's gives; what it was not written for it hands to torch's.
+`symint_cache.general_tracing` puts ours in its place where an argument, or the shape of the first one, is a size
+without a number. Ours gives what torch's gives; what it was not written for it hands to torch's.
 """
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ The arena of a backward may be in phases (runtime/specialize/saved_policy.py). W
 any more, the fullest phase is relieved.
 
 A choice is a row: value i is dropped (row i), or moved out (row names + i). What it adds is a list of intervals of
-steps with bytes, `CHANGES` in the upper block of the arena, `RESTS` elsewhere. All numbers are whole: bytes, steps, and
+steps with bytes, `changes` in the upper block of the arena, `rests` elsewhere. All numbers are whole: bytes, steps, and
 picoseconds. The functions are translated by backend/cpu/native/compiler.py; they share one table of words, the frame.
 """
 from __future__ import annotations
