@@ -1,4 +1,4 @@
-"""Serialisation of a compiled program: writes it to a file to deploy: text, weights, and native code as a cache.
+"""Serialisation of a compiled program into one file to deploy: text, weights, and native code as a cache.
 
     format.json            versions, the digests of the other members, the signature, where weights belong
     graph.txt              the traced graph: the source of truth, always enough to compile again

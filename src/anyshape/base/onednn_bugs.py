@@ -1,5 +1,5 @@
-"""Known bugs of libraries: Known bugs of PyTorch and the libraries under it, each with what is done about it: `FAULTS`,
-from which docs/upstream-bugs.md is made; and which convolutions oneDNN computes rightly.
+"""Known bugs of PyTorch and the libraries under it, each with its workaround: `FAULTS`, from which
+docs/upstream-bugs.md is made; and which convolutions oneDNN computes rightly.
 
 oneDNN's convolutions in bf16 with channels last are right where they are plain. Others give wrong numbers at some
 sizes, or end the process. With torch 2.13 on a processor with AVX512-BF16 (2026-11-23), of 3,000 random ones of each

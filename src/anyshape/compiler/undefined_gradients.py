@@ -1,4 +1,4 @@
-"""Undefined gradients: a backward without some of the gradients that it takes: those of outputs that nobody used.
+"""Undefined gradients: a backward without the gradients of outputs that nobody used.
 
     loss, logits = model(batch); loss.backward()      there is no gradient of logits: zeros, if one has to be made
 

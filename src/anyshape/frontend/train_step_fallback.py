@@ -1,5 +1,4 @@
-"""The fall back of whole train steps: a train step whose parts run apart: a compiled forward and backward, and the
-optimiser's own `step`."""
+"""The fall back of whole train steps: a compiled forward and backward, and the optimiser's own `step`."""
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""Cast fusion into GEMM: products of bf16 and f16 take in the casts beside them: of inputs in f32, and of results that
-the caller receives so.
+"""Cast fusion into GEMM: products of bf16 and f16 take in casts of inputs in f32, and of results that the caller
+receives in f32.
 
 before:
     graph example(x: bf16[n, 8], w: f32[8, 4], g: bf16[n, 4])

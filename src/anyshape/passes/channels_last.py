@@ -1,5 +1,4 @@
-"""Layout propagation (channels last): convolutions with channels last: their library then takes operands and gives
-results as they lie.
+"""Layout propagation (channels last): operands and results of convolutions lie as their library takes and gives them.
 
 before:
     graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])

@@ -1,5 +1,4 @@
-"""Constant folding: computes what is known now: constants go into the equations that use them, views of constants
-become constants.
+"""Constant folding: constants go into the equations that use them, and views of constants become constants.
 
 before:
     graph example(x: f32[b, n])

@@ -1,4 +1,4 @@
-"""Strength reduction of gathers: lookups whose positions are arithmetic on sizes: as views, or as what reads runs of
+"""Strength reduction of gathers: lookups whose positions are arithmetic on sizes become views, or reads of runs of
 elements. They need no checks.
 
     i = iota(| count=n, start=3, step=1)                a = slice(x | start=mod(3, n), count=n - mod(3, n))

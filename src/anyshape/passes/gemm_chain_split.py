@@ -1,5 +1,5 @@
 """Splitting a GEMM chain: two products with a wide value between them, as in the feed-forward part of a transformer,
-are done in two halves of that value: it never exists whole.
+are done in two halves of that value, which never exists whole.
 
 before:
     graph example(x: f32[n, 64], u: f32[64, 512], b: f32[512], d: f32[512, 64])

@@ -1,4 +1,4 @@
-"""Memory-format propagation: operators of PyTorch whose results lie as one of their operands does: with channels last
+"""Memory-format propagation: results of PyTorch's operators that lie as one of their operands does, with channels last
 where that has them.
 
     max_pool2d_with_indices(x, ...) -> values, indices           both as x

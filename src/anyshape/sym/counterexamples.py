@@ -1,5 +1,4 @@
-"""Counterexample sampling: sizes at a few points that the facts allow: what two of them disagree about, no proof can
-settle.
+"""Counterexample sampling: no proof can settle what a few points that the facts allow disagree about.
 
     4*n - b*n       8 at b = 2, n = 4, and -4 at b = 5, n = 4: neither at least 0 at every value, nor below at every one
 """

@@ -1,5 +1,4 @@
-"""Pairwise comparison of sizes: which of many sizes is the larger one, by distinct sizes: what is decided for every
-value, and what is not.
+"""Pairwise comparison of sizes, by distinct ones: which of many is the larger, decided for every value or not.
 
     4*b*n <= 2048*b*n       decided: at most
     4*b*n, 262144           decided: either may be the larger one, by two points that the facts allow

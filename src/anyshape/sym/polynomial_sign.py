@@ -1,4 +1,4 @@
-"""Signs of polynomials: whether a polynomial is at least 0 on a box of whole numbers: what plain intervals do not see.
+"""Signs of polynomials: whether one is at least 0 on a box of whole numbers, where plain intervals do not see it.
 
     4096*b*n - b*n*n  for n <= 4096        n*n - 4*n + 5  for every n
 

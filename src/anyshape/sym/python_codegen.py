@@ -1,5 +1,5 @@
-"""Size-expression codegen: prints sizes as lines of Python source, each formula once: where many are needed at each new
-shape, they are computed by one generated function.
+"""Size-expression codegen: prints sizes as lines of Python source, each formula once, as one generated function where
+many are needed at each new shape.
 
     4*b*n, 4*b*n + 64  -->  v0 = (4*s_b*s_n)
                             v1 = (64 + 4*s_b*s_n)

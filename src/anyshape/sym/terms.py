@@ -1,4 +1,4 @@
-"""Term decomposition: sizes taken apart for proofs (sym/prover.py): a call's factor in a sum, and a call put out of it.
+"""Term decomposition of sizes for proofs (sym/prover.py): a call's factor in a sum, and a call put out of it.
 
     n*(m//4) + n - 2       the factor of m//4 is n; with m//4 replaced by 3 it is 4*n - 2
 """

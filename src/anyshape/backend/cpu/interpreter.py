@@ -1,4 +1,4 @@
-"""The bytecode interpreter: the host: one native routine that runs any plan, and the few routines it needs. Compiled
+"""The bytecode interpreter (the host): one native routine that runs any plan, and the few routines it needs. Compiled
 once, kept on disk.
 
 A plan at given sizes is a *program*: an array of 64-bit words (backend/cpu/bytecode/format.py), read by `run_plan`.

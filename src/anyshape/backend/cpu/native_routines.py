@@ -1,5 +1,5 @@
-"""The native routines of a process: loaded code that is no program's own: what runs plans, products, and the searches
-of the host (places of buffers, what to recompute), which every target uses."""
+"""The native routines of a process, which belong to no program: the interpreter of plans, products, and the searches of
+the host (offset assignment, recompute selection), for every target."""
 from __future__ import annotations
 
 import copy

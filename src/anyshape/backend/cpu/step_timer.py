@@ -1,5 +1,5 @@
-"""The step profiler: the clock of a run that somebody watches: three words for each step of the host that has ended
-(seconds, nanoseconds, its number), one after another; the first are those of the begin."""
+"""The step profiler: while somebody watches a run, each step of the host that has ended writes three words (seconds,
+nanoseconds, its number), one after another; the first are those of the begin."""
 from __future__ import annotations
 
 import itertools

@@ -1,4 +1,4 @@
-"""Mask analysis: which masks leave every row a key, whatever the sizes: shown from the way the program makes them.
+"""Mask analysis: which masks leave every row a key, whatever the sizes, by the way the program makes them.
 
     ~torch.ones(t, t).bool().tril()       true only right of the diagonal: key 0 stays, in every row
     torch.triu(torch.full((t, t), -inf), 1)                the same, as numbers to add

@@ -1,5 +1,4 @@
-"""Patterns of attention: the words that programs write attention with: calls of a Dynamo graph, read as (kind,
-operands).
+"""Patterns of attention: the calls of a Dynamo graph that programs write attention with, read as (kind, operands).
 
     torch.div(scores, 8.0), scores / 8.0, scores.div_(8.0)   -->   over(scores, 8.0)
 

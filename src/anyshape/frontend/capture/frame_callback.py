@@ -1,5 +1,5 @@
-"""The frame callback: what runs when Dynamo has no program for a frame: the trace, under our settings, now, later, or
-beside the caller."""
+"""The frame callback, which Dynamo calls when it has no program for a frame: it traces under our settings, now, later,
+or beside the caller."""
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Deferred recompilation: calls that run as PyTorch for now: sizes and numbers that need one more program, until
-waiting for it is worth its while.
+"""Deferred recompilation: calls whose sizes or numbers need one more program run as PyTorch until a trace is worth its
+while.
 
 A general program that is there already serves all usual sizes. Where a call needs another one (a size of 0 or 1 that
 the code asks for; a number that the trace took as a constant, as the length of a list), tracing costs seconds, and such

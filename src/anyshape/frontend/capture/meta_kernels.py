@@ -1,5 +1,5 @@
-"""Meta kernels: shapes of the results of operators that torch's tracer has no rule for, or a poor one: with a rule they
-do not end a graph.
+"""Meta kernels: shapes of the results of operators that would end a graph, since torch's tracer has no rule for them or
+a poor one.
 
 A rule takes the operator's arguments as the tracer has them, and gives results without numbers, or NotImplemented where
 torch's own rule serves. `new_size` makes a size that only the data will tell; it raises where such are not captured.

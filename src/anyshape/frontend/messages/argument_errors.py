@@ -1,5 +1,4 @@
-"""Errors of arguments: words for arguments that PyTorch cannot trace a program with: which argument, and what about it
-does not fit.
+"""Errors of arguments that PyTorch cannot trace a program with: which argument, and what about it does not fit.
 
     The size of tensor a (s27: hint = 5) must match the size of tensor b (s98: hint = 6) at ...
     -->  the size of tensor a (dim 1 of ids = 5) must match the size of tensor b (dim 0 of scale = 6) at ...

@@ -1,4 +1,4 @@
-"""Recompile reasons: what forced another program, in the user's words: Dynamo's failed guards read and said again.
+"""Recompile reasons: Dynamo's failed guards, as what forced another program, in the user's words.
 
     tensor 'L['ids']' rank mismatch. expected 3, actual 4        -->  ids had 3 dims, now 4
     0 <= L['x'].size()[0] <= 10  # if x.shape[0] > 10:  # m.py:7  -->  0 <= dim 0 of x <= 10 does not hold, it is 30 ...

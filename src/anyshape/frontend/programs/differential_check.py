@@ -1,5 +1,5 @@
-"""Differential testing (`check=2`): check=2: every run of a compiled program is compared with the reference interpreter
-on the graph as captured."""
+"""Differential testing (`check=2`): every run of a compiled program is compared with the reference interpreter on the
+graph as captured."""
 from __future__ import annotations
 
 import warnings

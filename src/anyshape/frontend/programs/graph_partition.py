@@ -1,5 +1,5 @@
-"""Graph partitioning around fall backs and data-dependent sizes: programs in parts: what the IR cannot carry runs as
-PyTorch, between compiled parts of the same captured graph.
+"""Graph partitioning around fall backs and data-dependent sizes: what the IR cannot carry runs as PyTorch, between
+compiled parts of the same captured graph.
 
     y = x * 2; k = nonzero(y); z = k + 1   -->   part 0: y = x * 2      compiled
                                                  k = nonzero(y)         PyTorch; its size becomes known here

@@ -1,4 +1,4 @@
-"""Guards as facts: what the guards of a trace say of its sizes: which is at most which, and which is a number.
+"""Guards as facts: which size is at most which, and which is a number, by the guards of a trace.
 
     Eq(Min(512, s0), s0)  -->  s0 is at most 512        Eq(Min(3, s0) - Min(2, s0), 1)  -->  that is 1
 """

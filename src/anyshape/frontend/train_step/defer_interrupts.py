@@ -1,4 +1,4 @@
-"""Deferred interrupts: Ctrl-C waits while weights are changed in place: a step is made whole, or not at all."""
+"""Deferred interrupts: Ctrl-C waits while weights are changed in place, so that a step is made whole, or not at all."""
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,4 @@
-"""Topological order: the order in which kernels and single nodes run: dependencies first, otherwise as near to the
-program as can be."""
+"""Topological order of kernels and single nodes: dependencies first, otherwise as near to the program as can be."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Vertical (producer-consumer) fusion: which equations become one kernel: a scored search from the results backwards.
+"""Vertical (producer-consumer) fusion: a scored search, from the results backwards, for the equations that become one
+kernel.
 
     m = amax(x) ... y = div(e, s)      -->      groups [amax sub exp sum div -> y]
 

@@ -1,5 +1,5 @@
-"""Elementwise kernels: flat kernels: one loop, and every element that is read or written is that of the point, or the
-same at every point.
+"""Elementwise (flat) kernels: one loop, and every element that is read or written is that of the point, or the same at
+every point.
 
     rows (i0: 720896) vector i0               rows (i0: n0) vector i0           n0 = 720896
       r0 = load p0[i0]                 -->      r0 = load p0[i0]

@@ -1,4 +1,4 @@
-"""The loop IR: the loop language: one fused kernel over an iteration space rows x columns, in stages. Knows no target.
+"""The loop IR: one fused kernel over an iteration space rows x columns, in stages. Knows no target.
 
 A kernel is a function of pointers (`params`), sizes (`sizes`, int64) and a range of row blocks. Rows are the product of
 `rows`; every row is independent of the others, and so rows are run in parallel. Inside a row the stages run in order.

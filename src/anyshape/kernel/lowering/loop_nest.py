@@ -1,5 +1,5 @@
-"""Loop-nest construction: makes a loop program of evaluated code: joins loops, chooses columns and the vector variable,
-drops dead code, names.
+"""Loop-nest construction from evaluated code: joins loops, chooses columns and the vector variable, drops dead code,
+names.
 
     rows (i0: b, i1: n), x[i0*n + i1]      -->      rows (i1: n0) vector i1, p0[i1]      with n0 = b*n
 

@@ -1,5 +1,5 @@
-"""Split (two-stage) reductions: cuts the columns of a kernel into pieces, for few rows that are long: a chain of
-kernels, each with many rows.
+"""Split (two-stage) reductions, for few rows that are long: a kernel's columns are cut into pieces, a chain of kernels
+with many rows each.
 
     rows (i0: n0), columns (i1: n1)        rows (i0: n0, i2: 32), columns (i1: n1/32)   reduce x; store s0[i0, i2]
       reduce x; store p1[i0]         -->   rows (i0: n0), columns (i2: 32)              reduce s0; store p1[i0]

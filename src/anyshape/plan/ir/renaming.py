@@ -1,4 +1,4 @@
-"""Buffer renaming: makes one buffer of several: of those whose lives follow one another (plan/memory/inplace_reuse.py,
+"""Buffer renaming: buffers whose lives follow one another become one (plan/memory/inplace_reuse.py,
 plan/memory/output_as_scratch.py)."""
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Buffer aliasing: values of the arena move into tensors that exist anyway: a result before it is written, a tensor
-that PyTorch made after its last use.
+"""Buffer aliasing: values of the arena move into tensors that exist anyway, such as a result before it is written, or a
+tensor that PyTorch made after its last use.
 
 before:
     plan chain  arena 0

@@ -1,5 +1,4 @@
-"""Placement of recomputation: where in a backward each step of a part stands that computes saved values again: as late
-as it may.
+"""Placement of recomputation: each step of a backward that computes saved values again stands as late as it may.
 
     part: 0 k0(x) -> n;  1 matmul(n, w) -> q;  2 matmul(n, v) -> h      the backward needs h at 5, q at 9
     places: 5, 9, 5                 n waits for step 1 until 9, if it takes no more than q would meanwhile

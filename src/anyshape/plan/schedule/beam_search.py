@@ -1,5 +1,4 @@
-"""Beam search for memory-aware orders: orders of units of work for a low peak, in numbers: bounds, and a beam search
-over sets of units that are done.
+"""Beam search for memory-aware orders of units of work: lower bounds, and a search over sets of units that are done.
 
 A *unit* is one step or several that stay together. Values lie in the arena (kind 0) or beside it (kind 1: results,
 tensors of PyTorch). The arena is held through a call, so what counts is the peak of the one plus the peak of the other.

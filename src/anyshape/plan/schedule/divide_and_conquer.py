@@ -1,5 +1,5 @@
-"""Divide and conquer over a long order: an order for a whole train step: the problem is cut where the order inside the
-parts does not matter to the others.
+"""Divide and conquer over the order of a whole train step: the problem is cut where the order inside the parts does not
+matter to the others.
 
     1  steps that only free memory come as soon as they can, those that only take it as late as they can
     2  cuts: steps that every other one comes before or behind, but for branches that end soon (updates) or begin there

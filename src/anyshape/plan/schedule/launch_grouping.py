@@ -1,5 +1,4 @@
-"""Launch grouping: steps that follow each other and that the host does as one: products of one left operand, and
-kernels.
+"""Launch grouping: products of one left operand, and kernels, that follow each other become one step of the host.
 
 before:
     plan heads  arena 0

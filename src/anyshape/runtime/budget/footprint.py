@@ -1,5 +1,5 @@
-"""The memory footprint of a call: what the blocks of a call come to at given sizes: what its record says of that,
-without the words of its steps.
+"""The memory footprint of a call: the bytes of its blocks at given sizes, as its record says them, without the words of
+its steps.
 
 A limit tries several layouts before a call begins, and only one of them becomes a record. Layouts are the record's own
 (`Specializer.places`). The scratch of a step depends on its kernel or product and on sizes, not on where windows lie:

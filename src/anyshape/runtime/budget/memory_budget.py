@@ -1,4 +1,5 @@
-"""The memory budget: what a call under a limit does not keep for its backward: decided from its sizes, before it runs.
+"""The memory budget: what a call under a limit recomputes or offloads for its backward, decided from its sizes before
+it runs.
 
 A call that does not fit as it is takes the first point of its sizes' tradeoff (runtime/budget/tradeoff_curve.py) that
 does: a lower limit never means a higher peak. The point that is taken is laid out before the call begins.

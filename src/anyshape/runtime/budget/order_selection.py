@@ -1,5 +1,4 @@
-"""Order selection: which of two orders of its steps a program takes at given sizes: the one whose fullest step holds
-less there.
+"""Order selection: of two orders of its steps, a program takes at given sizes the one whose peak is lower there.
 
     order 1   16 MB * rows + 411 MB       order 2   18 MB * rows       -->  2 up to 205 rows, 1 from there on
 

@@ -1,4 +1,4 @@
-"""Dispatch code: the way into a program: a Python function generated per plan that costs as little as Python can.
+"""Dispatch code: a Python function generated per plan, the way into its program at the least cost that Python can have.
 
     inputs f32[b, n], f32[n], f32[8]  -->
         def enter(args, records, slow, fit):

@@ -1,5 +1,5 @@
-"""The executable: a compiled program that PyTorch calls: a `Program` (runtime/call/program.py) with tapes, steps that
-PyTorch does, and limits. Stateless and re-entrant: calls may run at once from several threads. Nothing is decided here.
+"""The executable, which PyTorch calls: a `Program` (runtime/call/program.py) with tapes, steps that PyTorch does, and
+limits. Stateless and re-entrant: calls may run at once from several threads. Nothing is decided here.
 """
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The table of extern calls: what the calls of one program share, worked out once: its operators of PyTorch, what is
-allocated and let go when."""
+"""The table of extern calls: a program's operators of PyTorch, and what is allocated and let go when, worked out once
+for all its calls."""
 from __future__ import annotations
 
 import weakref

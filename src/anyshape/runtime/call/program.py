@@ -1,5 +1,5 @@
-"""The program: a compiled plan that any host calls, by its driver (runtime/driver/): the same inside PyTorch and
-alone. Stateless and re-entrant.
+"""The program: a compiled plan that any host calls by its driver (runtime/driver/), the same inside PyTorch and alone.
+Stateless and re-entrant.
 
 One call: read the symbols' record by the shapes of the inputs (or make it), allocate the outputs, take the arena, fill
 the block, run the plan natively, give the arena back. `Executable` (runtime/call/executable.py) is the same with what

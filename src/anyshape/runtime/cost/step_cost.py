@@ -1,5 +1,4 @@
-"""The cost model of steps: what a step costs, by estimate: the operations of products and the bytes that are read and
-written, as formulas.
+"""The cost model of steps: operations of products and bytes that are read and written, as formulas.
 
     matmul 256x512 @ 512x512, f32    134 million operations / 95e9 a second + 2 MB / 24e9 a second = 1.5 ms
 """

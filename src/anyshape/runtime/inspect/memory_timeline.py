@@ -1,5 +1,5 @@
-"""The memory timeline: what is alive at every step of a forward and then of its backward, with bytes as formulas: what
-reports show.
+"""The memory timeline that reports show: what is alive at every step of a forward and then of its backward, with bytes
+as formulas.
 
     forward  0 1 2 .. F | backward  0 1 2 .. B     one line of positions for both
 

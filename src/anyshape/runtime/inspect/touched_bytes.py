@@ -1,5 +1,5 @@
-"""The computed watermark: what a run touches of the arena, from the plan's windows, and what it holds beside: the
-counterparts of what a record and a limit predict."""
+"""The computed watermark: the bytes of the arena that a run touches, by the plan's windows, and those it holds beside;
+they are held against what a record and a limit predict."""
 from __future__ import annotations
 
 from anyshape.base.align import align

@@ -1,5 +1,5 @@
-"""The high watermark: Counts the bytes of the arena that runs of a program really write: its blocks are filled with a
-pattern before a run, and looked through after it.
+"""The high watermark: counts the bytes of the arena that runs of a program really write, whose blocks are filled with a
+pattern before a run and looked through after it.
 
     with watched(executable) as seen:
         executable([x])

@@ -1,4 +1,4 @@
-"""Huge pages: pages of memory: how many the process has, and large ones for large memory.
+"""Huge pages: how many the process has, and large ones for large memory.
 
 The first touch of a page costs the system more than the program's own first write. So the pages of a block that is
 too small are handed to its successor (`detach`): entries of the page table move, and nothing is copied or cleared.

@@ -1,4 +1,4 @@
-"""The offload store: where values wait outside of memory: a file in a folder, and a thread that copies into it and back
+"""The offload store: a file in a folder where values wait outside of memory, and a thread that copies into it and back
 beside the calls.
 
     space = store.reserve(bytes_)               before the call: there is room for all that it will move out

@@ -1,5 +1,5 @@
-"""Memory pools (caching allocator): memory of runs: blocks taken through the host's allocator, used again by every
-program, given back when idle.
+"""Memory pools (a caching allocator): blocks taken through the host's allocator, used again by every program, given
+back when idle.
 
 There are two pools: temporary blocks are free again when the call returns, kept blocks hold saved values until the
 backward program has run. A call takes one block of each kind at most.

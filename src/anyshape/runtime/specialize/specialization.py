@@ -1,5 +1,5 @@
-"""Specialisation: a record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs
-only read it.
+"""Specialisation: one plan at one set of sizes, in local names a record. Made once per new shape, in well under a
+millisecond; runs only read it.
 
 Where the plan's layout is far from the bound, the arena is laid out anew for these sizes. A program that keeps nothing
 for a backward may reuse an output as scratch: the memory of its largest result, which is free until that is first

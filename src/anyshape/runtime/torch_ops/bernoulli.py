@@ -1,5 +1,4 @@
-"""Random masks: bools drawn from PyTorch's generator: those that `bernoulli_` draws, and the generator is left as that
-leaves it.
+"""Random masks: the bools that `bernoulli_` draws from PyTorch's generator, which is left as it leaves it.
 
 PyTorch draws them one after another. Here many come at a time (`HostRoutines.draw`), where a trial
 shows that this PyTorch, on this processor, draws as the routine does.

@@ -1,5 +1,4 @@
-"""The reference interpreter: the reference: runs a graph node by node in torch. Slow, plain, and the oracle of every
-test.
+"""The reference interpreter: runs a graph node by node in torch. Slow, plain, and the oracle of every test.
 
 Values are logically dense here too, whatever strides torch's views have; only outputs get the strides they are
 declared with. bf16 and f16 arithmetic is done in f32 and rounded once per node, which is what PyTorch's kernels do.

@@ -1,6 +1,5 @@
-"""Dynamo's internals: what lies between a caller and a compiled program, as far as it depends on torch's version:
-Dynamo's guards and code, which fast dispatch runs itself, and AOTAutograd's run-time wrapper, where it would do nothing
-that we do not.
+"""Dynamo's guards and code, which fast dispatch runs itself, and AOTAutograd's run-time wrapper, where it would do
+nothing that we do not, as far as they depend on torch's version.
 
 Callers ask the same questions here as torch's own wrappers do.
 """

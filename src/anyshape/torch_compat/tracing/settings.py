@@ -1,5 +1,4 @@
-"""Tracing settings: what is different while we trace: settings of Dynamo, and rules for operators that end a graph
-without them.
+"""Tracing settings: those of Dynamo while we trace, and rules for operators that end a graph without them.
 
 Nothing here lasts longer than a trace: other users of torch.compile in the process see torch as it is.
 """

@@ -1,5 +1,4 @@
-"""Shape propagation: captured programs run on shapes alone: which shape, strides and memory each call gives, for what
-depends on torch's version.
+"""Shape propagation: captured programs run on shapes alone, which gives the shape, strides and memory of each call.
 
 Torch has two ways. A tensor of FakeTensorMode stands for a tensor of a processor: every operator can be asked, for a
 millisecond of Python each. A tensor on the device "meta" has the shape and nothing else: an operator takes

@@ -1,5 +1,5 @@
-"""Bytecode format: the records of the host's programs and blocks: what backend/cpu/bytecode encodes and the routines of
-backend/cpu/routines decode.
+"""The bytecode format: the records of the host's programs and blocks, which backend/cpu/bytecode encodes and the
+routines of backend/cpu/routines decode.
 
     program: head, then steps;  each step: op, its length in words, its number, and what the op needs
     block:   one per call: head, one address per buffer ("slot"), and room for the block of a kernel

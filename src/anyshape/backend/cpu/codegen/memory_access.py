@@ -1,4 +1,4 @@
-"""Loads and stores: sizes as i64 values, and buffer access: contiguous, strided, gathered, masked, scattered."""
+"""Loads and stores of buffers (contiguous, strided, gathered, masked, scattered), and sizes as i64 values."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field

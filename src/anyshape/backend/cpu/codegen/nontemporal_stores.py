@@ -1,4 +1,4 @@
-"""Non-temporal stores: streams: what a kernel writes of a large result goes past the caches.
+"""Non-temporal (streaming) stores: what a kernel writes of a large result goes past the caches.
 
 An ordinary store reads its line from memory before it writes it: a third of a copy's traffic, and where rows lie apart
 all of the waiting. Streamed stores write whole lines, so their addresses must be aligned: what a row has before the

@@ -1,5 +1,5 @@
-"""Strided loads: loads of elements that are evenly and not far apart, backwards too, or that several lanes have:
-vectors are read, and lanes picked from them.
+"""Strided loads: elements that are evenly and not far apart, backwards too, or that several lanes have, are read as
+vectors, and lanes picked from them.
 
     lane k has a[3*k], four lanes:    a0 a1 a2 a3 | a4 a5 a6 a7 | a8 a9 -- --   -->   a0 a3 a6 a9
     lane k has a[(k + 1)//2]:         a0 a1 a2 --   -->   a0 a1 a1 a2

@@ -1,5 +1,5 @@
-"""Vector widths and scratch: what is settled of a kernel before it is printed: vector widths, room in the scratch, and
-how much work a row is."""
+"""Vector widths and scratch, settled before a kernel is printed: its vector widths, its bytes of scratch, and how much
+work a row is."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.llvm.scalar_ops import weight_of

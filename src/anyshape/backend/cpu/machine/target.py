@@ -1,4 +1,4 @@
-"""The target description: what the processor can do: the widths and features that the code generator works with."""
+"""The target description: the features of the processor, and the widths that the code generator works with."""
 from __future__ import annotations
 
 import ctypes

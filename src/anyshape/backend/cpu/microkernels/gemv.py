@@ -1,5 +1,5 @@
-"""GEMV microkernels: products of a matrix with a few vectors, printed as LLVM: the matrix is read once, in order, at
-the speed of memory.
+"""GEMV microkernels, printed as LLVM: products of a matrix with a few vectors, in which the matrix is read once, in
+order, at the speed of memory.
 
 A general product packs its operands into tiles first. With one to eight rows or columns on one side that costs more
 than the product itself, which then is bound by the bytes of the matrix. Two ways, by how the matrix is stored:

@@ -1,5 +1,5 @@
-"""The Mersenne twister: the random numbers of PyTorch's generator for CPUs, many at a time, printed as LLVM: bools that
-are true so often.
+"""The Mersenne twister (MT19937) of PyTorch's generator for CPUs, printed as LLVM: many random bools at a time that are
+true with a given probability.
 
 The generator is the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998): 624 words, of which the next 624 are made
 at once; each is then tempered. `bernoulli_` takes two words for an element: the low 21 bits of the first above the

@@ -1,4 +1,4 @@
-"""Softmax of attention's scores: rows of attention's scores, printed as LLVM: their softmax, and its derivative.
+"""Softmax of rows of attention's scores, and its derivative, printed as LLVM.
 
     weigh     (scores, step, rows, columns, limit, grow, scale, mask, mask_step, sums, sums_step, factors)
               scores = softmax(scale * scores + mask); sums = log of the sum of each row's exponentials

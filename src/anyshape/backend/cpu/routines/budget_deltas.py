@@ -1,6 +1,6 @@
-"""Delta evaluation in the budget search (backend/cpu/routines/budget_search.py): what each choice of it adds where
-it stands, as native code: bytes at steps of the arena and elsewhere, its top there, and what it costs. What one
-choice adds depends on what was taken in its segment."""
+"""Delta evaluation in the budget search (backend/cpu/routines/budget_search.py), as native code: the bytes that each
+choice adds at steps of the arena and elsewhere, its top there, and what it costs. What one choice adds depends on what
+was taken in its segment."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.budget_frame import DROPPED, KEPT_THERE, MOVED, Change, Frame

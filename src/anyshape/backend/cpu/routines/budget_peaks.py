@@ -1,6 +1,5 @@
-"""Peaks in the budget search: what a search (backend/cpu/routines/budget_search.py) comes to where it stands, as native
-code: the arena of a backward in one piece, or in phases, one piece after another
-(runtime/specialize/saved_policy.py).
+"""Peaks in the budget search (backend/cpu/routines/budget_search.py), as native code: of the arena of a backward in one
+piece, or in phases, one piece after another (runtime/specialize/saved_policy.py).
 
     bytes    _____
             |     |______________     a piece is as large as its fullest step needs; what lies elsewhere comes on top

@@ -1,5 +1,4 @@
-"""Packed GEMM: products of the host from packed panels, in the native subset: blocks of rows, panels, blocks of the
-inner dim.
+"""Packed GEMM of the host, in the native subset: blocks of rows, panels, blocks of the inner dim.
 
     for each block of rows of the result, and some columns, shared out among threads:
         for each block of k:

@@ -1,5 +1,4 @@
-"""Packed GEMM in place: products of the host whose left operand is packed over itself, in the native subset: it dies in
-the step.
+"""Packed GEMM in place, in the native subset: the left operand, which dies in the step, is packed over itself.
 
     pack every panel of rows where it lies
     for each pair of vectors of columns, shared out among threads:

@@ -1,5 +1,5 @@
-"""A parallel region of several kernels: kernels that follow each other, and the product that they follow, run as one
-step of the host: the threads are called together once for all of them.
+"""A parallel region of several kernels and the product that they follow: one step of the host, for which the threads
+are called together once.
 
 A step of a series is a head (op, length of the head, number of its first step, words of what follows) and the steps as
 they are: perhaps a product, then kernels. Every thread goes through them and does its part of each; all meet before the
