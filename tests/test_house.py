@@ -42,8 +42,9 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
 FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
-# what torch's libraries do, and its allocator of device memory
-TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py", "backend/triton/torch_memory.py")
+# the front names torch's classes, for type checkers; what torch's libraries do, and its allocator of device memory
+TORCH_FILES = ("__init__.py", "backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py",
+               "backend/triton/torch_memory.py")
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "backend/triton/runner.py",
            "runtime/call/executable.py", "artifact/text_limits.py", "artifact/load.py")
@@ -65,9 +66,6 @@ WIDE_FACES = {
 }
 # (file, function) that is longer; it waits for the rewrite of how a call reaches native code
 LONG_FUNCTIONS = (("runtime/call/executable.py", "_run"),)
-
-# files whose imports for type checkers still close a circle; no other may
-TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/greedy_search.py")
 
 
 @cache
@@ -114,9 +112,9 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 and package(module) != "." else ""
 
 
-def imports(path: Path, typing: bool = False) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one.
-    typing: what is imported for type checkers, too."""
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, in functions and for type checkers too: (name, line). `from a import b` gives
+    a.b if it is one."""
     stack: list[ast.AST] = [tree(path)]
     while stack:
         node = stack.pop()
@@ -171,8 +169,8 @@ def test_folders_are_not_too_full() -> None:
 
 
 def test_no_circles() -> None:
-    edges = {module: {name for name, _ in imports(path, name_of(path) not in TYPE_CIRCLES) if name in MODULES
-                      and name != module} for module, path in MODULES.items()}
+    edges = {module: {name for name, _ in imports(path) if name in MODULES and name != module}
+             for module, path in MODULES.items()}
     done: set[str] = set()
     trail: list[str] = []
 

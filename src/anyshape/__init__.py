@@ -1,16 +1,32 @@
-"""AnyShape: compile a PyTorch program once, run it at every shape, inside your memory."""
+"""AnyShape: compile a PyTorch program once, run it at every shape, inside your memory.
+
+    fast = anyshape.compile(model)                                  one program, forward and backward, for all sizes
+    step = anyshape.train_step(model, loss_fn, optimizer)           the whole train step
+    anyshape.save(fast, "model.any"); run = anyshape.load("model.any")
+
+Every error is an `AnyShapeError`: `what`, `where`, `why`, `do`. Its subclasses that functions here name under "Raises"
+are in `anyshape.base.errors`.
+"""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from anyshape.base.optional_packages import needed_by
 from anyshape.base.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
     from anyshape import jax as jax
     from anyshape.artifact.load import LoadedModel
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.dist.cost.machine import Machine
+    from anyshape.frontend.api import CompiledFunction
     from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
     from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
     from anyshape.frontend.importer_tensorflow.callable import TensorflowCallable
@@ -23,22 +39,40 @@ __all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", 
            "train_step"]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _LEFT_OUT: Any = object()
 
 
+@overload
+def compile(target: torch.nn.Module | torch.export.ExportedProgram, **settings: Any) -> Any: ...
+@overload  # the mypy of this project reads torch's classes as Any
+def compile(target: Callable[P, R],  # type: ignore[overload-cannot-match]
+            **settings: Any) -> CompiledFunction[P, R]: ...
+@overload
+def compile(**settings: Any) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
     """Compiles a module, a function or an exported program for all sizes of its inputs.
+
+        fast = anyshape.compile(model, memory_limit="2GiB")
+        y = fast(x)                                       # x: any number of rows, any length
+
+        @anyshape.compile                                 # or @anyshape.compile(strict=True)
+        def scores(x): ...
 
     Args:
         target: an `nn.Module` (the result shares its parameters and state), a function, or a
             `torch.export.ExportedProgram`. Left out, the call returns a decorator.
-        settings: fields of `Config`.
+        settings: fields of `Config` (docs/settings.md), by name.
 
     Returns:
-        A callable used like `target`, with `explain()` and `memory()`. Compiling happens at the first call.
+        A callable used like `target`, on tensors of any sizes, with `explain()`, `memory()` and `report(path)`. The
+        first call compiles. A call that cannot be compiled runs as PyTorch would, and is counted (`stats`).
 
     Raises:
-        ConfigError: an unknown setting, or a target of another kind.
+        ConfigError: an unknown setting, or a target of another kind. A call raises InputError where its arguments do
+            not fit, LimitError where it cannot keep to `memory_limit`, and Unsupported, with `strict`, where it would
+            run as PyTorch.
     """
     from anyshape.base.config import Config
     if others:
@@ -150,9 +184,10 @@ def compile_tensorflow(source: Any, *, signature: str = "serving_default", **set
     return tensorflow_callable.compile_source(source, signature, Config.make(**settings))
 
 
-def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
-               scaler: Any = None, ema: float | None = None, gradient_dtype: Any = None,
-               strategy: Any = None, **settings: Any) -> TrainStep:
+def train_step(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer, *,
+               clip_norm: float | None = None, accumulate: int = 1, scaler: torch.amp.GradScaler | None = None,
+               ema: float | None = None, gradient_dtype: torch.dtype | None = None, strategy: Any = None,
+               **settings: Any) -> TrainStep:
     """Compiles a whole train step: loss, gradients and the optimiser's update as one program for all sizes.
 
         step = anyshape.train_step(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=3e-4), clip_norm=1.0)
@@ -191,8 +226,9 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
                      scaler=scaler, ema=ema, gradient_dtype=gradient_dtype, strategy=strategy)
 
 
-def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any = "auto", world: int,
-             machine: Any = "h100", memory_limit: Any = 0, lengths: Any = None, dtype: str = "") -> StrategySearch:
+def strategy(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer | None, batch: Any,
+             *, mesh: Any = "auto", world: int, machine: str | Machine = "h100", memory_limit: str | int = 0,
+             lengths: Sequence[int] | Mapping[int, float] | None = None, dtype: str = "") -> StrategySearch:
     """Searches how to train a model on many devices: placements of every layer, collectives, recomputation, pipeline.
 
         search = anyshape.strategy(model, loss_fn, optimizer, batch, world=128, machine="a100x8:800Gb")
@@ -233,7 +269,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
                   lengths=lengths, dtype=dtype)
 
 
-def save(compiled: Any, path: Any, *, native: bool = True, tests: Any = ()) -> Any:
+def save(compiled: Any, path: str | os.PathLike[str], *, native: bool = True,
+         tests: Sequence[Sequence[Any]] = ()) -> Path:
     """Writes a compiled program to one file to deploy: text, weights, and machine code as a cache.
 
         fast = anyshape.compile(model.eval())
@@ -253,12 +290,14 @@ def save(compiled: Any, path: Any, *, native: bool = True, tests: Any = ()) -> A
     Raises:
         Unsupported: a step of it needs PyTorch, or it trains; nothing is written. OutputError: it cannot be written.
     """
+    from pathlib import Path
     with needed_by("anyshape.save"):
         from anyshape.frontend.deploy import save_compiled
-    return save_compiled(compiled, path, native, tests)
+    return save_compiled(compiled, Path(path), native, tests)
 
 
-def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
+def load(path: str | os.PathLike[str], *, trust_native: bool = False, threads: int = 0,
+         verify: bool = False) -> LoadedModel:
     """Loads a file that `save` wrote. Neither torch nor, with `trust_native`, a compiler is needed.
 
         run = anyshape.load("model.any", trust_native=True)
@@ -275,11 +314,14 @@ def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: boo
         ArtifactError: it is no such file, or it needs what this machine or process has not.
         ConfigError: `threads` is no number of threads.
     """
+    from pathlib import Path
+
     from anyshape.artifact.load import load as load_file
-    return load_file(path, trust_native, threads, verify)
+    return load_file(Path(path), trust_native, threads, verify)
 
 
-def consolidate(checkpoint: Any, path: Any, *, rest: Any = None) -> None:
+def consolidate(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *,
+                rest: str | os.PathLike[str] | None = None) -> None:
     """Writes the parameters and buffers of a checkpoint of `TrainStep.save` into one safetensors file, whole, with the
     model's own names. One process does it; neither the model nor a mesh is needed.
 
@@ -306,11 +348,13 @@ def stats(reset: bool = False) -> dict[str, int | float]:
         reset: start over after reading.
 
     Returns:
-        `programs` compiled, `kernels` in them, `runs` of programs, `plans` made for new shapes, `extern_calls` to
-        PyTorch's operators, `eager_calls` that ran as PyTorch, all or a part of them (`explain()` says why),
-        `compile_seconds`, `cache_hits` and `cache_misses` of the disk cache, `arena_bytes` held
-        now and at most (`arena_peak_bytes`); and over all live compiled objects `compilations`, captured `graphs`, and
-        `fallbacks`.
+        `programs` compiled, `kernels` in them, `fusion_retries` with less fusion, `compile_seconds`;
+        `runs` of programs, `plans` made for new shapes, `extern_calls` to PyTorch's operators, `collectives` and
+        `collective_wait_seconds`; `eager_calls` that ran as PyTorch, all or a part of them (`explain()` says why);
+        `cache_hits` and `cache_misses` of the disk cache, and with `warm_start` the programs taken from it
+        (`warm_starts`), those that did not fit (`warm_refusals`), and those that cannot be recorded (`warm_not_kept`);
+        `arena_bytes` held now and at most (`arena_peak_bytes`);
+        over all live compiled objects `compilations`, captured `graphs`, and `fallbacks`.
     """
     from anyshape.frontend import api
     return api.stats(reset)

@@ -92,6 +92,11 @@ class DeviceError(AnyShapeError):
         return DeviceError(self.what, where=where, why=f"{inside}{self.why}", do=self.do)
 
 
+class RankError(AnyShapeError):
+    """Ranks do not run the same program, or cannot run it on what they were given, or one has ended; raised on all of
+    them."""
+
+
 class DataError(AnyShapeError, AssertionError, ValueError):
     """What the program asserts of its data does not hold: of every kind that eager PyTorch raises at such places."""
 

@@ -19,7 +19,7 @@ import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -349,10 +349,14 @@ ROUTINES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, typ
             functools.partial)
 
 
-class CompiledFunction:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CompiledFunction(Generic[P, R]):
     """A compiled function; also works as a method of a class. Of an object that is called, it has the attributes."""
 
-    def __init__(self, target: Callable[..., Any], config: Config) -> None:
+    def __init__(self, target: Callable[P, R], config: Config) -> None:
         own = functools.WRAPPER_UPDATES if isinstance(target, ROUTINES) else ()
         functools.update_wrapper(self, target, updated=own)
         self._anyshape = CompiledCallable(target, config)
@@ -369,14 +373,15 @@ class CompiledFunction:
         else:
             setattr(made.target, name, value)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._anyshape.call(arguments, keywords)
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> R:
+        result: R = self._anyshape.call(arguments, keywords)
+        return result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
         """Compiled anew, of a copy of the function's object where it is a method."""
         return CompiledFunction(copy.deepcopy(self._anyshape.target, memo), self._anyshape.compilation.config)
 
-    def __copy__(self) -> CompiledFunction:
+    def __copy__(self) -> CompiledFunction[P, R]:
         return CompiledFunction(self._anyshape.target, self._anyshape.compilation.config)
 
     def __reduce__(self) -> Any:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, RankError, Unsupported
 from anyshape.frontend.api import CompiledCallable
 from anyshape.frontend.checkpoint.save_load import Saver, consistently, examine, found_in, missing, newest, take
 from anyshape.frontend.diagnostics.explain_text import Explanation
@@ -45,7 +45,7 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
-from anyshape.runtime.collectives.agreement import RankError, together
+from anyshape.runtime.collectives.agreement import together
 from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api

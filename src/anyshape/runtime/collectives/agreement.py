@@ -13,17 +13,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from anyshape.base.errors import AnyShapeError, LimitError
+from anyshape.base.errors import AnyShapeError, LimitError, RankError
 from anyshape.runtime.collectives.messages import by_torch
 from anyshape.runtime.collectives.process_group import ProcessMesh
 
 Error = TypeVar("Error", bound=AnyShapeError)
 NUMBERS = 15  # sizes that travel with the digest
 BEFORE, SHOWN = 60, 200  # characters of texts that differ: before the difference, and all that are said
-
-
-class RankError(AnyShapeError):
-    """Ranks do not run the same program, or cannot run it on what they were given; raised on all of them."""
 
 
 def digest(*texts: str) -> int:

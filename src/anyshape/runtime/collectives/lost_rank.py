@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from anyshape import torch_compat as compat
-from anyshape.runtime.collectives.agreement import RankError
+from anyshape.base.errors import RankError
 from anyshape.runtime.collectives.process_group import ProcessMesh
 
 # what gloo, NCCL and their connections say where the other side is not there any more
