@@ -494,7 +494,7 @@ def test_the_command(tmp_path, monkeypatch, capsys) -> None:
     for words, told in ((["own_net.py:make", "--out", "none/a.html"], "there is no folder"),
                         (["no-such-model"], "no benchmark is called"),
                         (["own_net.py:make", "--size", "x"], "neither NAME=N"),
-                        (["own_net.py:make", "--limit", "much"], "a number of bytes"),
+                        (["own_net.py:make", "--memory-limit", "much"], "a number of bytes"),
                         (["own_net.py:make", "--points", "0"], "at least one")):
         assert cli.main(["report", *words]) == 1
         error = capsys.readouterr().err

@@ -167,7 +167,7 @@ def compile_tensorflow(source: Any, *, signature: str = "serving_default", **set
     Args:
         source: the folder of a SavedModel, a `.keras` file, a Keras model on the backend of TensorFlow, a `tf.function`
             with an `input_signature`, or a concrete function. TensorFlow reads folders and files: pass your own.
-        signature: of a SavedModel's.
+        signature: which signature of a SavedModel is compiled.
         settings: fields of `Config`.
 
     Returns:

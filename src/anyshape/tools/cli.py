@@ -26,7 +26,7 @@ COMMANDS = {
     "strategy": ("anyshape.tools.strategy", "search how to train a model on many devices, and say why"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.opt", "run passes over the text form of a graph"),
-    "compile": ("anyshape.tools.deploy_compile", "compile an ONNX model to a file to deploy"),
+    "compile": ("anyshape.tools.deploy_compile", "compile an ONNX or TensorFlow model to a file to deploy"),
     "check": ("anyshape.tools.deploy_check", "say what a deployed file holds, and whether it is as it was saved"),
     "run": ("anyshape.tools.deploy_run", "run a deployed file on arrays of numpy"),
     "serve": ("anyshape.tools.serve.command", "answer requests for deployed files over HTTP"),
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     name = next((word for word in given if word in COMMANDS), "")
     parser = argparse.ArgumentParser("anyshape", description="A compiler and runtime for PyTorch programs whose shapes "
-                                                             "change from call to call.")
+                                                             "change from call to call.",
+                                     epilog="anyshape COMMAND --help says what a command takes.")
     parser.add_argument("--version", action="version", version=f"anyshape {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     try:
@@ -93,8 +94,10 @@ def _cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("show", "prune", "clear"), nargs="?", default="show",
                         help="prune: remove what was used longest ago until the rest keeps to the limit; "
                              "clear: remove everything")
-    parser.add_argument("--dir", default="", help="default: ANYSHAPE_CACHE_DIR, or the user's cache folder")
-    parser.add_argument("--limit", default="", help="bytes to keep, such as 200MB; default: ANYSHAPE_CACHE_LIMIT")
+    parser.add_argument("--dir", default="", metavar="FOLDER",
+                        help="the cache (default: ANYSHAPE_CACHE_DIR, or the user's cache folder)")
+    parser.add_argument("--limit", default="", metavar="BYTES",
+                        help="bytes to keep, such as 200MB (default: ANYSHAPE_CACHE_LIMIT)")
 
 
 def _cache(parsed: argparse.Namespace) -> int:

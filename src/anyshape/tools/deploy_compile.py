@@ -11,7 +11,8 @@ import anyshape
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `main` reads."""
     parser.add_argument("model", help="an ONNX model, the folder of a SavedModel, or a .keras file")
-    parser.add_argument("--signature", default="serving_default", help="of a SavedModel's")
+    parser.add_argument("--signature", default="serving_default", metavar="NAME",
+                        help="which signature of a SavedModel (default %(default)s)")
     parser.add_argument("-o", "--output", required=True, help="the file to write, such as model.any")
     parser.add_argument("--no-native", action="store_true", help="without the machine code of this machine")
 

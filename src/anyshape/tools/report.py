@@ -1,6 +1,6 @@
 """`anyshape report NAME`: compiles a model and writes what is alive at every step, before and after a limit.
 
-    anyshape report llama --limit 100MB                  a model of the benchmark
+    anyshape report llama --memory-limit 100MB           a model of the benchmark
     anyshape report net.py:make --out a.html b.png       your own, described as for `anyshape bench`
     anyshape report loads.profile --out routers.html     a saved profile or plan of a dynamic network
 
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "path.py:function (docs/how-to-benchmark.md); or a file of route.save_profile or save_plan")
     parser.add_argument("--out", type=Path, nargs="+", default=[Path("memory.html")], metavar="FILE",
                         help="what to write: a page (.html), a picture (.png), data (.json) (default memory.html)")
-    parser.add_argument("--limit", default="", metavar="BYTES", help="the limit in bytes, such as 64MB (default: none "
-                        "is set, and the page tries any)")
-    parser.add_argument("--store", default="", metavar="FOLDER", help="where values may be moved out to (default: they "
-                        "are only computed again)")
+    parser.add_argument("--memory-limit", default="", metavar="BYTES", help="the limit in bytes, such as 64MB "
+                        "(default: none is set, and the page tries any)")
+    parser.add_argument("--memory-store", default="", metavar="FOLDER", help="where values may be moved out to "
+                        "(default: they are only computed again)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N or NAME=LOW-HIGH",
                         help="where a slider stands, or what it goes over; may be repeated")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N",
@@ -57,13 +57,13 @@ def main(arguments: argparse.Namespace) -> int:
         _report_routers(Path(arguments.name), arguments.out)
         print(f"Wrote {', '.join(map(str, arguments.out))}")
         return 0
-    limit = bytes_of("--limit", arguments.limit) if arguments.limit else NO_LIMIT
+    limit = bytes_of("--memory-limit", arguments.memory_limit) if arguments.memory_limit else NO_LIMIT
     sizes = dict(_size(text) for text in arguments.size)
     if arguments.points < 1:
         raise ConfigError(f"--points is {arguments.points}", why="at least one set of sizes is computed",
                           do="give 1 or more")
     bench = bench_package("models.custom_model").load_by_name(arguments.name)
-    asked = _Asked(limit, arguments.store)
+    asked = _Asked(limit, arguments.memory_store)
     step = bench.make(asked.compile)
     step(bench.inputs(bench.shapes[0]))  # an ordinary one: without sizes of 1 where there are others
     ranges = _ranges(asked, step, bench)
