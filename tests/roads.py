@@ -19,7 +19,7 @@ class Interpreted:
     """A program compiler that stops after the translation and interprets the graph."""
 
     def __call__(self, request: ProgramRequest) -> Boxed:
-        graph, notes = to_graph(request.gm, request.name, request.role)
+        graph, notes = to_graph(request.gm, request.name)
         layout = request.tape
 
         def program(inputs: list[Any]) -> list[Any]:

@@ -448,7 +448,7 @@ class Recorder:
         self.notes: list[Notes] = []
 
     def __call__(self, request: ProgramRequest) -> Callable[[list[Any]], list[Any]]:
-        graph, notes = to_graph(request.gm, request.name, request.role)
+        graph, notes = to_graph(request.gm, request.name)
         self.graphs.append(graph)
         self.notes.append(notes)
 

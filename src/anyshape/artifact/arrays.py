@@ -13,8 +13,8 @@ from anyshape.base.errors import InputError
 Array = np.ndarray[Any, Any]
 
 
-def incoming(value: Any, name: str, dtype: str) -> Any:
-    """A value as an array of numpy, over the same memory; numbers stay what they are. dtype: what the program wants.
+def incoming(value: Any, name: str) -> Any:
+    """A value as an array of numpy, over the same memory; numbers stay what they are.
 
     Raises:
         InputError: it is no array, or lies on a device.

@@ -111,7 +111,7 @@ class LoadedObjects:
                 struct.pack_into("<Q", self.map, at, value)
                 continue
             if kind in _BY_WORD:
-                wanted = self._word(image.name, wanted)
+                wanted = self._word(wanted)
             distance = wanted + addend - at
             if not -2**31 <= distance < 2**31:
                 image.refuse(f"relocation {number} goes too far")
@@ -130,7 +130,7 @@ class LoadedObjects:
             found = self.known[symbol.name, 0] = self._stub(b"\xff\x25\0\0\0\0" + struct.pack("<Q", address))
         return found
 
-    def _word(self, name: str, place: int) -> int:
+    def _word(self, place: int) -> int:
         """Where a word is that holds the address of a place."""
         key = "", place
         if key not in self.known:

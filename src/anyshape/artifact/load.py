@@ -237,7 +237,7 @@ class LoadedModel:
             if isinstance(flat[number], np.ndarray) and not flat[number].flags.writeable:
                 raise InputError(f"{self.names[number]} cannot be written to", do="pass a copy of it",
                                  why="the program writes into it, as the module does that was saved")
-        return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number], self.kinds[number])
+        return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number])
                 for number in self.order]
 
     def describe(self) -> str:

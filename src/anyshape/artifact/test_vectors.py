@@ -37,7 +37,7 @@ def recorded(path: Path, native: bool, calls: Sequence[Sequence[Any]]) -> bytes:
             outputs = model.run(flat)
             for place, one, _ in model.inputs:
                 if one.kind != "fixed":
-                    given = np.asarray(arrays.incoming(flat[place], model.names[place], model.kinds[place]))
+                    given = np.asarray(arrays.incoming(flat[place], model.names[place]))
                     found[f"{number}.in.{place}"] = (model.kinds[place] or "i64", given)
             for place, output in enumerate(outputs):
                 if output is not None:

@@ -119,7 +119,7 @@ class _Cut:
                 crossing.setdefault(value.name, value)
         order = {name: place for place, name in enumerate(self.makers)}
         saved = tuple(sorted(crossing.values(), key=lambda value: order[value.name]))
-        return self.finished(second, saved, made)
+        return self.finished(second, saved)
 
     def with_made_again(self) -> Iterator[Node]:
         """The second half, with what is made again before its first reader."""
@@ -172,7 +172,7 @@ class _Cut:
             waiting += node.values()
         return found
 
-    def finished(self, second: tuple[Node, ...], saved: tuple[Value, ...], made: Collection[str]) -> Halves:
+    def finished(self, second: tuple[Node, ...], saved: tuple[Value, ...]) -> Halves:
         graph = self.graph
         own: tuple[list[int], list[int]] = [], []  # places of outputs
         for place, operand in enumerate(graph.outputs):

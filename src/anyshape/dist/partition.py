@@ -439,7 +439,7 @@ class _Partitioner:
         if isinstance(counted, Value):
             cast = counted if made[0].tensor.dtype == "i64" else self.emit("cast", counted, dtype=made[0].tensor.dtype)
             self.nodes.append(Node("broadcast", (cast,), (("shape", made[0].tensor.shape),), made, node.where))
-        elif self.is_lookup(node, ins, outs):
+        elif self.is_lookup(node, ins):
             self.lookup(node, given, attrs, made[0], ins[0])
         else:
             self.nodes.append(Node(op, tuple(given), tuple(attrs.items()), made, node.where))
@@ -479,7 +479,7 @@ class _Partitioner:
         dtype = values[0].tensor.dtype
         return total if dtype == "i64" else self.emit("cast", total, dtype=dtype)
 
-    def is_lookup(self, node: Node, ins: tuple[Placement | None, ...], outs: tuple[Placement, ...]) -> bool:
+    def is_lookup(self, node: Node, ins: tuple[Placement | None, ...]) -> bool:
         if node.op in ("take", "gather"):
             return isinstance(ins[0], Shard) and ins[0].dim == node.attr("dim")
         return node.op == "put_add" and isinstance(ins[0], Shard) and ins[0].dim == 0 and node.attr("dims") == (0,)

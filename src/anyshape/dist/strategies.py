@@ -265,10 +265,3 @@ def reached(graph: Graph, names: Sequence[str]) -> frozenset[str]:
         if any(v.name in found for v in node.values()):
             found.update(v.name for v in node.outputs)
     return frozenset(found)
-
-
-def override_of(text: str) -> tuple[str, str, Placement]:
-    """`pattern axis: placement`, as `*.mlp.up tensor: S(0)`."""
-    left, _, right = text.rpartition(":")
-    pattern, axis = left.split()
-    return pattern, axis, placement_of(right)

@@ -42,16 +42,6 @@ class Buffer(Struct):
     dims: Array[i64]
 
 
-class Buffers(Struct):
-    """XLA_FFI_Args and XLA_FFI_Rets. list: addresses of buffers."""
-
-    size: i64
-    extension: i64
-    count: i64
-    types: i64
-    list: Array[i64]
-
-
 class Version(Struct):
     """XLA_FFI_Api_Version; two numbers of 32 bits in one word."""
 

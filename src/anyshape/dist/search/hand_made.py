@@ -44,10 +44,10 @@ def _plans(search: Search, name: str, degrees: Degrees, tensor: str, data: str, 
             plan if layer.most % degrees.tensor == 0 and layer.cut_parameters else
             LayerPlan(plan.name, type(plan.choice)(other, plan.choice.data), plan.recompute)
             for plan, layer in zip(strategy.layers, search.workload.layers, strict=True)))
-    yield name, Plan((_staged(search, strategy),) * len(search.shapes))
+    yield name, Plan((_staged(strategy),) * len(search.shapes))
 
 
-def _staged(search: Search, strategy: Strategy) -> Strategy:
+def _staged(strategy: Strategy) -> Strategy:
     """Stages by the number of layers, as people cut them."""
     pipe = strategy.degrees.pipe
     if pipe == 1:

@@ -93,7 +93,7 @@ class _Replacement(Writer):
         split = found.split
         shape: tuple[Size, ...] = ()
         if split is not None:
-            tensor = traced(self.after(split))
+            tensor = traced(self.after_split())
             assert tensor is not None
             shape = self.sizes.shape(tensor.shape[:2])
             q, k = (self.taken_apart(one, split.sizes, shape) for one in (q, k))
@@ -132,7 +132,7 @@ class _Replacement(Writer):
     def arranged_in(self, one: Any, dtype: torch.dtype) -> Laid:
         return self.converted(self.arranged(one), self.dtype, dtype)
 
-    def after(self, split: Change) -> Node:
+    def after_split(self) -> Node:
         """The node that took the first dim of the scores apart."""
         return next(node for node in self.found.nodes if (t := traced(node)) is not None and t.dim() == 4)
 

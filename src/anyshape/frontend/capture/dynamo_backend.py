@@ -63,11 +63,11 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         options: fields of `Config`.
     """
     with context_underway(Config.make(**(options or {}))):
-        return compile_fx(gm, example_inputs, mode=mode, options=options)
+        return compile_fx(gm, example_inputs, options=options)
 
 
-def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-               options: dict[str, Any] | None = None, compilation: Compilation | None = None) -> Callable[..., Any]:
+def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None,
+               compilation: Compilation | None = None) -> Callable[..., Any]:
     """Compiles one Dynamo graph; returns a callable over its flat inputs.
 
     Args:

@@ -151,7 +151,7 @@ class Tracing:
         piece = self._place(code, call)
         tensors = [one for one in pytree.tree_leaves(list(frame.f_locals.values())) if isinstance(one, Tensor)]
         if any(value.is_nested for value in tensors):
-            return self._nested(code, call)
+            return self._nested(call)
         if self.oblivious:
             if self.failure:
                 raise NotCovered(self.failure)
@@ -277,7 +277,7 @@ class Tracing:
         call.reason, call.chosen = call.reason or reason, True
         return api.plain_frame()  # frames before this one may have run
 
-    def _nested(self, code: Any, call: Call) -> Any:
+    def _nested(self, call: Call) -> Any:
         """For a frame with a nested tensor: the ordinary way comes next, and there it runs as plain PyTorch."""
         if self.oblivious and not self.compilation.config.fullgraph:
             raise NotCovered(NESTED)

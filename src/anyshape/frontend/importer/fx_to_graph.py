@@ -57,15 +57,12 @@ TABLES = (ops, activation, attention, create, aten_index, matmul, norm, pointwis
 _MOST_EQUALITIES = 16
 
 
-def to_graph(gm: GraphModule, name: str, role: str = "inference",
-             target: Target | None = None) -> tuple[Graph, Notes]:
+def to_graph(gm: GraphModule, name: str, target: Target | None = None) -> tuple[Graph, Notes]:
     """The Graph of an ATen graph.
 
     Args:
         gm: functional but for `copy_` nodes onto placeholders; every node has `meta["val"]`.
         name: of the Graph.
-        role: "inference", "forward" (ends in the tape) or "backward" (begins with it). Saved intermediate values are
-            taken to be dense.
         target: that it will be compiled for; that of the environment when left out.
 
     Raises:
@@ -77,7 +74,7 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
     for _ in range(_MOST_EQUALITIES):
         walk = _Walk(gm, name, SymIntImporter(dict(equal)), target, unify=True)
         try:
-            graph = walk.run(role)
+            graph = walk.run()
         except _Equal as found:
             equal[found.name] = found.size
             notes.equalities.append((symbol(found.name), found.size))
@@ -86,7 +83,7 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
         return graph, walk.notes
     walk = _Walk(gm, name, SymIntImporter(dict(equal)), target, unify=False)
     walk.notes.renamed = equal
-    return walk.run(role), walk.notes
+    return walk.run(), walk.notes
 
 
 class _Equal(Exception):
@@ -101,7 +98,7 @@ class _Equal(Exception):
 class _Walk(Inputs):
     """One pass over the nodes of an fx graph."""
 
-    def run(self, role: str) -> Graph:
+    def run(self) -> Graph:
         """The finished Graph."""
         nodes = list(self.gm.graph.nodes)
         self.declare(nodes)

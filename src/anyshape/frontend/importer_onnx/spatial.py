@@ -156,11 +156,11 @@ def max_pool(c: Call) -> Any:
                         types=(TensorType(x.tensor.dtype, shape), TensorType("i64", shape)))
     least: Any = -math.inf if is_float(x.tensor.dtype) else 0 if x.tensor.dtype.startswith("u") else -(
         1 << 8 * int(x.tensor.dtype[1:]) // 8 - 1)
-    return _windows(c, x, shape, kernel, strides, dilations, low, high, "maximum", least)
+    return _windows(c, x, shape, kernel, strides, dilations, low, "maximum", least)
 
 
 def _windows(c: Call, x: Value, shape: tuple[Size, ...], kernel: tuple[int, ...], strides: Any, dilations: Any,
-             low: list[Size], high: list[Size], row: str, outside: Any) -> Value:
+             low: list[Size], row: str, outside: Any) -> Value:
     """The elements of each window combined: by slices of the padded tensor."""
     if math.prod(kernel) > 169:
         raise Decline(f"a window of {math.prod(kernel)} elements")
@@ -194,9 +194,9 @@ def average_pool(c: Call) -> Any:
     if c.name == "LpPool":
         p = c.attr("p", 2)
         raised = c.op("mul", y, y) if p == 2 else c.op("pow", c.op("abs", y), float(p))
-        total = _windows(c, raised, shape, kernel, strides, dilations, low, high, "add", 0.0)
+        total = _windows(c, raised, shape, kernel, strides, dilations, low, "add", 0.0)
         return c.t.cast(c.op("sqrt", total) if p == 2 else c.op("pow", total, 1.0 / p), dtype)
-    total = _windows(c, y, shape, kernel, strides, dilations, low, high, "add", 0.0)
+    total = _windows(c, y, shape, kernel, strides, dilations, low, "add", 0.0)
     by: Any = float(math.prod(kernel))
     include = bool(c.attr("count_include_pad", 0))
     if c.attr("ceil_mode", 0) or (not include and any(n != 0 for n in (*low, *high))):

@@ -6,7 +6,7 @@ ONNX gives to a composed operator, then the host's function of that name.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,6 +281,3 @@ class Call:
 def number(array: Any, dtype: str) -> Known:
     """A known tensor of rank 0."""
     return known(np.asarray(array), dtype)
-
-
-Translations = Mapping[tuple[str, str], Row]

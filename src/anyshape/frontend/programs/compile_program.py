@@ -149,7 +149,7 @@ def _backward_of(request: ProgramRequest) -> Prepared | None:
 def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
     """A backward in our IR, which reads the tape of a forward that has no plan yet."""
     try:
-        graph, notes = to_graph(gm, name.replace(".", "_"), "backward", target_for(gm, request.config))
+        graph, notes = to_graph(gm, name.replace(".", "_"), target_for(gm, request.config))
     except Unsupported as error:  # it will be compiled in parts, or not at all
         return Prepared(gm, refused=f"nothing is computed again: {error.what}")
     backward = BackwardGraph(graph, notes.renamed, _needed(graph, notes, None), len(notes.constants), request.wrapped)
@@ -190,8 +190,7 @@ def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | Non
     if known is not None and known.form is not None:
         backward, notes = known.form
     else:
-        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role,
-                                target_for(request.gm, request.config))
+        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), target_for(request.gm, request.config))
         backward = BackwardGraph(graph, notes.renamed)
     return backward.graph if forward is None else backward.reading(forward.plan), notes, forward
 

@@ -193,10 +193,10 @@ class PipelinedProgram:
                 raise refusal(mesh, f"ranks have {', '.join(map(str, sorted(rows)[:8]))} rows, in {self.micro} "
                               "micro-batches", why=f"{every.needs.even} takes parts of equal size",
                               do="give all ranks as many rows, a multiple of the micro-batches")
-        return [self._of_micro(own, said, beside, data, number) for number in range(self.micro)]
+        return [self._of_micro(own, said, beside, number) for number in range(self.micro)]
 
     def _of_micro(self, own: Mapping[str, int], said: Sequence[Mapping[str, int]], beside: Sequence[int],
-                  data: Sequence[str], number: int) -> dict[str, int]:
+                  number: int) -> dict[str, int]:
         """The sizes of one micro-batch. beside: ranks that have rows of the same batch."""
         every, mesh = self.every, self.every.distribution.mesh
         here = mesh.coordinates

@@ -193,7 +193,7 @@ def _scattered(graph: Graph) -> Graph:
     found: dict[str, tuple[Node, Value]] = {}
     for node in graph.nodes:
         if node.op == "take" and (combined := _combined(uses, node)) is not None:
-            found[_unmasked(uses, node, *combined)] = combined
+            found[_unmasked(uses, node, combined[0])] = combined
 
     def rewrite(rewriting: Replay, node: Node) -> Operand | None:
         if node.output.name not in found or node.output.name in strided:
@@ -224,7 +224,7 @@ def _combined(uses: _Uses, taken: Node) -> tuple[Node, Value] | None:
     return product, route.order
 
 
-def _unmasked(uses: _Uses, taken: Node, product: Node, order: Value) -> str:
+def _unmasked(uses: _Uses, taken: Node, product: Node) -> str:
     """The name of what the product's result stands for: also for that with zeros where it has them already."""
     readers = uses.only(taken.output)
     ends = product.inputs[2]

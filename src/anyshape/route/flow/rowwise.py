@@ -106,7 +106,7 @@ def _rows_symbols(program: Program, inputs: Sequence[Node]) -> tuple[tuple[str, 
 
 def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
     shares = [prepare(program, dict.fromkeys(symbols, count)) for count in COUNTS]
-    tainted = _tainted(program, shares)
+    tainted = _tainted(shares)
     for count, plain in zip(COUNTS, shares, strict=True):
         shared = Shared(program, plain.sets, plain.at, plain.constants, plain.live, plain.regions, tainted)
         prove_apart(shared)
@@ -152,7 +152,7 @@ def first_mixed(shared: Shared, found: dict[Node, Any]) -> str:
     return "an operator that moves rows"
 
 
-def _tainted(program: Program, shares: list[Shared]) -> frozenset[Node]:
+def _tainted(shares: list[Shared]) -> frozenset[Node]:
     """Constants that are not the same for each row and for any number of rows."""
     found: set[Node] = set()
     for node, one in shares[0].constants.items():
@@ -264,7 +264,7 @@ def constant_rows(module: nn.Module, *example: Tensor) -> tuple[tuple[tuple[int,
         return None, "the decision depends on the cells, or on parameters"
     if _reads_held(program, output):
         return None, "the decision depends on a buffer"
-    if not _same(*known) or output in _tainted(program, shares):
+    if not _same(*known) or output in _tainted(shares):
         return None, "the decision depends on the place of a cell"
     python = _same_python(module, like)
     if not python:

@@ -257,7 +257,7 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
     loops = new(Loops)
     table = words(LOOP * MOST_DIMS)
     loops.dims = table
-    batches = taller(piece, left, right, c, addend, batch, dims, loops)
+    batches = taller(left, right, c, addend, batch, dims, loops)
     leading = leading_of(c)
     if leading <= 0 or (piece.addend and addend.column != 1 and c.item != addend.item):
         return encode_call(piece.number, out)  # such an addend is written into the result first
@@ -308,8 +308,7 @@ def place_dims(loops: Loops, left: Matrix, right: Matrix, c: Matrix, item: int, 
     return DIM_WORDS * loops.count
 
 
-def taller(piece: ProductPiece, left: Matrix, right: Matrix, c: Matrix, addend: Matrix, batch: Array[i64], dims: int,
-           loops: Loops) -> int:
+def taller(left: Matrix, right: Matrix, c: Matrix, addend: Matrix, batch: Array[i64], dims: int, loops: Loops) -> int:
     """The batch dims that are left where a batch of left operands against one right operand is one taller matrix, and
     how many products they are."""
     table = loops.dims
