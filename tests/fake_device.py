@@ -20,7 +20,7 @@ from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.ops.attention import OPERANDS
 from anyshape.plan.ir.program import CopyStep, LibraryStep, Step, Window
-from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.call.call_frame import CallFrame
 from fake_driver import FakeDriver, FakeMemory
 from plan_interpreter import ASK, RUN
 
@@ -63,12 +63,12 @@ class HostKernel:
         RUN(self.kernel.run)(address, 0, ASK(self.kernel.blocks)(address), first + -first % 64)
 
 
-class Later(Call):
+class Later(CallFrame):
     """A step of a call that is done later, on memory that it does not hold."""
 
     __slots__ = ("known",)
 
-    def __init__(self, call: Call, number: int) -> None:
+    def __init__(self, call: CallFrame, number: int) -> None:
         self.shared, self.record, self.runner = call.shared, call.record, call.runner
         step, views = call.shared.plan.steps[number], call.record.windows[number]
         windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)

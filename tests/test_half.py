@@ -25,7 +25,7 @@ from anyshape.compiler.driver import compile_graph
 from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
 from anyshape.plan.ir.program import KernelStep, LibraryStep
-from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.call.call_frame import CallFrame
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from sampling import rest
 
@@ -357,7 +357,7 @@ def test_products_of_f32(threads, monkeypatch):
     """From panels wherever their sizes allow, whatever the processor."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
         monkeypatch.setattr(plan_template, name, 1)
-    monkeypatch.setattr(Call, "step", None)  # no step is left to PyTorch
+    monkeypatch.setattr(CallFrame, "step", None)  # no step is left to PyTorch
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -23,7 +23,7 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.call.call_frame import CallFrame
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.cost.library_workspace import taken_by
 from anyshape.runtime.inspect.touched_bytes import counted_outside
@@ -113,9 +113,9 @@ def counted() -> Iterator[list[int]]:
     gc.collect()
     found = [0]
     forward: list[tuple[object, int]] = []
-    new, do = Pool._new, Call.step
+    new, do = Pool._new, CallFrame.step
 
-    def note(call: Call | None, taken: int = 0) -> None:
+    def note(call: CallFrame | None, taken: int = 0) -> None:
         bytes_ = context.kept.held + context.temporary.held + taken
         if call is not None and call.shared.plan.saved:
             plan = call.shared.plan
@@ -143,7 +143,7 @@ def counted() -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pool, "_new", making)
-        patch.setattr(Call, "step", doing)
+        patch.setattr(CallFrame, "step", doing)
         yield found
 
 
@@ -258,7 +258,7 @@ def test_what_ends_a_backward_leaves_nothing_held(trained, error):
     module, run, limit, x = trained.module, trained.run, trained.limit, trained.inputs[0]
     least = trained.least(0)
     optional = set(limit.backward.plan.optional)
-    do, receive = Call.step, Call._receive
+    do, receive = CallFrame.step, CallFrame._receive
     made: list[weakref.ref] = []
 
     def receiving(call, step_, window, view, result, storages):
@@ -277,8 +277,8 @@ def test_what_ends_a_backward_leaves_nothing_held(trained, error):
                     raise error("now")
 
         with pytest.MonkeyPatch.context() as patch, under(run, least):
-            patch.setattr(Call, "step", doing)
-            patch.setattr(Call, "_receive", receiving)
+            patch.setattr(CallFrame, "step", doing)
+            patch.setattr(CallFrame, "_receive", receiving)
             loss = run(x.clone().requires_grad_()).square().mean()
             with pytest.raises(error):
                 loss.backward()

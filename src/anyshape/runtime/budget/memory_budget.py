@@ -50,8 +50,8 @@ def key_of(values: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def mega(bytes_: int) -> str:
-    """Bytes in words: megabytes, or bytes where that would say 0.0."""
-    return f"{bytes_ / 1e6:.1f} MB" if bytes_ >= 100_000 or not bytes_ else f"{bytes_} bytes"
+    """Bytes in words."""
+    return f"{bytes_ / 1e6:.1f} MB"
 
 
 class MemoryBudget:

@@ -17,7 +17,7 @@ from anyshape.ops.attention import OPERANDS as ATTENTION
 from anyshape.ops.matmul import GROUPED, from_panels
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
-from anyshape.runtime.call.extern_table import OWN, Calls
+from anyshape.runtime.call.extern_table import OWN, ExternTable
 from anyshape.runtime.driver.torch_driver import restrided, same_strides
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import PendingCopy
@@ -41,13 +41,21 @@ from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from anyshape.torch_compat.tensors import in_memory
 
 
-class Call:
-    """See the head of this file."""
+class CallFrame:
+    """One running call.
+
+    Attributes:
+        shared: what all calls of the program have in common. record: the plan at this call's sizes.
+        inputs, outputs: the call's tensors; an output is None until it is made. externs: those that PyTorch made, by
+            buffer.
+        kept, temporary, phases: the blocks of memory that the buffers of the arena lie in.
+        error: what a step raised, for the caller. tickets: copies to the offload store that were begun, by step.
+    """
 
     __slots__ = ("error", "externs", "frame", "inputs", "kept", "outputs", "phases", "record", "runner", "shared",
                  "temporary", "tickets")
 
-    def __init__(self, shared: Calls, record: Specialization, inputs: list[Any], outputs: list[Any],
+    def __init__(self, shared: ExternTable, record: Specialization, inputs: list[Any], outputs: list[Any],
                  kept: Block | SegmentedBlock,
                  temporary: Block, phases: PhasedBlock | None, runner: PlanRunner, frame: Any) -> None:
         self.shared = shared

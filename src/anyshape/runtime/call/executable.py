@@ -15,8 +15,8 @@ from anyshape.backend.targets import usual_target
 from anyshape.base import counters
 from anyshape.base.errors import DeviceError, InputError, VerifyError
 from anyshape.plan.ir.program import Plan
-from anyshape.runtime.call.call_frame import Call
-from anyshape.runtime.call.extern_table import Calls
+from anyshape.runtime.call.call_frame import CallFrame
+from anyshape.runtime.call.extern_table import ExternTable
 from anyshape.runtime.call.program import Program
 from anyshape.runtime.call.unread_status import UnreadRun, failure, note
 from anyshape.runtime.context.process_context import Context, shared_context
@@ -90,7 +90,7 @@ class Executable(Program):
         self.streams = self.target.streams
         self.threads = threads if self.streams is None else 1  # whose scratch it is
         self.allocate = self.target.allocator()
-        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes, self.allocate)
+        self.calls = ExternTable(plan, self.layout, self.context.packed, packed_bytes, self.allocate)
         self.other, self.choice = policy.alternative, policy.selection
         self.limit = None if policy.budget is None else policy.budget.bind(self)
         self.keeps = self.limit is not None or bool(plan.saved)
@@ -246,7 +246,7 @@ class Executable(Program):
         threads = self.threads or self.driver.threads()
         temporary: Block | None = None
         phases: PhasedBlock | None = None
-        call: Call | None = None
+        call: CallFrame | None = None
         # torch.no_grad() costs more than the rest of a small call
         graded = bool(record.payload.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
@@ -269,7 +269,7 @@ class Executable(Program):
                                  lower, temporary.address, spare, threads)
             if record.payload.calls:
                 self.calls.begin(record)
-                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
+                call = CallFrame(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             if record.parts:
                 addresses = [*kept.addresses, phases.block.address] if phases is not None else kept.addresses
                 for slot, chunk, byte in record.parts:
@@ -286,7 +286,7 @@ class Executable(Program):
             if self.plain and record.exact:
                 return outputs
             if call is None:
-                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
+                call = CallFrame(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             results = call.in_order() if self.order is not None and record.exact else call.results()
             if self.plan.saved:
                 results.append(self._tape(call, tape_memory))
@@ -308,14 +308,14 @@ class Executable(Program):
                 context.temporary.give(temporary)
             counters.count_run()
 
-    def _tape(self, call: Call, tape_memory: TapeMemory | None) -> Tape:
+    def _tape(self, call: CallFrame, tape_memory: TapeMemory | None) -> Tape:
         """The tape of a forward that has run."""
         tape = Tape(call.saved(), tape_memory, self.calls.checked)
         if tape_memory is not None and tape_memory.limit is not None:
             tape_memory.tape = weakref.ref(tape)
         return tape
 
-    def _not_done(self, code: int, frame: Any, call: Call | None, inputs: list[Any]) -> None:
+    def _not_done(self, code: int, frame: Any, call: CallFrame | None, inputs: list[Any]) -> None:
         """Turns the end of a run into an exception; one that has not ended is remembered."""
         if code == ISSUED:
             note(self.context.unread, UnreadRun(self.name, self.plan, self.runner, frame))
@@ -329,7 +329,7 @@ class Executable(Program):
     def _results(self, record: Specialization, inputs: list[Any], outputs: list[Any], kept: Any, temporary: Block,
                  frame: Any, tape_memory: Any) -> list[Any]:
         """See `Program`: the results in order, and the tape of a forward."""
-        call = Call(self.calls, record, inputs, outputs, kept, temporary, None, self.runner, frame)
+        call = CallFrame(self.calls, record, inputs, outputs, kept, temporary, None, self.runner, frame)
         results = call.in_order()
         if self.plan.saved:
             results.append(self._tape(call, tape_memory))

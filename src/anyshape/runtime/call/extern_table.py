@@ -23,7 +23,7 @@ MOST_NEEDS = 4096  # records whose need is remembered
 CONVOLUTION = f"{OWN}convolution"  # but for this one
 
 
-class Calls:
+class ExternTable:
     """What calls of one plan need that does not depend on sizes."""
 
     def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int,

@@ -6,7 +6,7 @@ from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.liveness import saved_entry, saved_external
 from anyshape.plan.ir.program import Plan, Window, touched
-from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.call.call_frame import CallFrame
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat import storage_id
@@ -23,7 +23,7 @@ def counted_peak(plan: Plan, record: Specialization) -> int:
     return align(top) - (record.kept if record.reused_output >= 0 else 0)
 
 
-def counted_outside(call: Call, forward: Plan | None = None) -> int:
+def counted_outside(call: CallFrame, forward: Plan | None = None) -> int:
     """The bytes of tensors outside the arena that a running call holds: results, what PyTorch made, and in a backward
     what its tape alone kept (`forward`: the plan of the forward). Memory that several of them share counts once."""
     plan = call.shared.plan
