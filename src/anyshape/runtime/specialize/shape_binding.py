@@ -140,11 +140,17 @@ class Binder:
     def _origin(self, kind: TensorType) -> str:
         names = sorted(set().union(*(symbols_of(size) for size in kind.shape)))
         places = {source.name: source for source in reversed(self.sources)}
-        parts = [f"{name} is read from input {places[name].position}" for name in names if name in places]
+        parts = [f"{name} is read from {self._input(places[name].position)}" for name in names if name in places]
         return f" ({', '.join(parts)})" if parts else ""
 
+    def _input(self, position: int) -> str:
+        """An input by its position, and the name that the user's program gives it, where it has one."""
+        name = next((buffer.name for buffer in self.plan.buffers
+                     if buffer.is_parameter and self.plan.parameter_number(buffer) == position), "")
+        return f"input {position} ({name})" if name and not _NUMBERED.match(name) else f"input {position}"
+
     def _fail(self, position: int, why: str) -> NoReturn:
-        raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program",
+        raise InputError(f"{self._input(position)} of {self.plan.name} does not fit the compiled program",
                          why=renamed(why, self.names),
                          do="call the program with arguments like those it was compiled for, or compile it again")
 
