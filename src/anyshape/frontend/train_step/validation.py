@@ -67,7 +67,8 @@ class StepSettings:
                 ("optimizer", self.optimizer, isinstance(self.optimizer, torch.optim.Optimizer),
                  "a torch.optim.Optimizer over parameters of the model")):
             if not fits:
-                got = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+                got = "None" if value is None else f"the class {value.__name__}" if isinstance(value, type) else \
+                    f"a {type(value).__name__}"
                 raise ConfigError(f"anyshape.train_step got {got} for {name}", why=f"it is {words}",
                                   do="call it as train_step(model, loss_fn, optimizer)")
         if getattr(self.loss_fn, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional"):

@@ -36,7 +36,7 @@ class OrderPolicy(Protocol):
         """Whether it is the second one at these sizes."""
 
 
-class BudgetTerms(Protocol):
+class BudgetFactory(Protocol):
     """A memory budget that has no program yet: runtime/budget/arbitration.py."""
 
     def bind(self, program: Executable) -> BudgetPolicy:
@@ -51,7 +51,7 @@ class CallPolicy:
     where `selection` says so.
     """
 
-    budget: BudgetTerms | None = None
+    budget: BudgetFactory | None = None
     alternative: Executable | None = None
     selection: OrderPolicy | None = None
 
