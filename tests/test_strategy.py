@@ -347,6 +347,9 @@ def test_any_model_is_planned_printed_changed_and_written(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     with pytest.raises(InputError, match="does not divide"):
         anyshape.strategy(model, loss_fn, optimizer, batch, world=12, mesh={"tensor": 8})
+    half, whole = (anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"data": 4}, dtype=dtype).verdict
+                   for dtype in ("bf16", "f32"))
+    assert whole.memory > half.memory and whole.seconds > half.seconds  # activations take twice the bytes
     with pytest.raises(InputError, match="'float32' is no dtype"):
         anyshape.strategy(model, loss_fn, optimizer, batch, world=12, dtype="float32")
 

@@ -82,3 +82,9 @@ class Precision:
     gradient: float = 4.0
     eager: bool = False
     overlap_tensor: float = 0.0
+
+    @staticmethod
+    def of(dtype: str) -> Precision:
+        """That of products in a dtype: activations and gathered weights are in it; those of fp8 products in bf16."""
+        bytes_ = {"f32": 4.0, "f64": 8.0}.get(dtype, 2.0)
+        return Precision(dtype, compute=bytes_, gather=bytes_)

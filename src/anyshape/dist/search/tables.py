@@ -133,7 +133,7 @@ def table(search: Search, family: Family, mode: Mode, shape: Shape) -> Table | N
     """The table of a mode; None where it leaves ranks without a sequence."""
     batch = -(-shape.batch // mode.degrees.data) // mode.micro
     costing = Costing(search.workload, search.machine, mode.degrees,
-                      search.precision or Precision(search.workload.dtype), batch, shape.length)
+                      search.precision or Precision.of(search.workload.dtype), batch, shape.length)
     options = choices(search, family)
     layers = search.workload.layers
     arrays = [np.full((len(layers), len(options), len(RECOMPUTE)), np.inf) for _ in range(6)]

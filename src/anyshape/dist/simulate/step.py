@@ -73,7 +73,7 @@ def costing_of(workload: Workload, machine: Machine, strategy: Strategy, batch: 
     share = -(-batch // strategy.degrees.data)
     if share < strategy.micro:
         return None
-    return Costing(workload, machine, strategy.degrees, precision or Precision(workload.dtype),
+    return Costing(workload, machine, strategy.degrees, precision or Precision.of(workload.dtype),
                    -(-share // strategy.micro), length)
 
 
