@@ -324,6 +324,32 @@ def test_a_check_of_the_user_s_fails_in_the_first_call_as_in_eager():
     torch.testing.assert_close(fast(torch.ones(4)), torch.full((4,), 2.0))
 
 
+def test_parts_that_the_data_cut_are_of_any_length():
+    def function(x, k):
+        return x[k:k + 2]
+    fast = anyshape.compile(function, strict=True)
+    for count, place in ((5, 0), (7, 6), (7, 7), (6, 4)):
+        x, k = torch.randn(count, 3), torch.tensor(place)
+        found, wanted = fast(x, k), function(x, k)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert found.data_ptr() == wanted.data_ptr() and found.stride() == wanted.stride()
+    assert fast._anyshape.compilation.graphs == 1
+
+
+def test_a_reshape_to_the_root_of_a_size_is_a_view():
+    def function(x):
+        rows, length, width = x.shape
+        side = int(length ** 0.5)
+        return x.transpose(1, 2).reshape(rows, width, side, side)
+    fast = anyshape.compile(function, strict=True)
+    for side in (4, 3, 7):
+        x = torch.randn(2, side * side, 5)
+        found, wanted = fast(x), function(x)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert found.data_ptr() == x.data_ptr() and found.stride() == wanted.stride()
+    assert fast._anyshape.compilation.graphs == 1
+
+
 def test_complex_numbers_beside_sizes_are_one_program():
     def function(x):
         count = x.shape[1]
