@@ -272,6 +272,96 @@ def test_what_a_program_asserts():
     assert len(fast.programs) == 1 and not fallbacks(fast)
 
 
+def _with_a_message(x):
+    torch._assert((x > 0).all(), "only positive")
+    return x * 2
+
+
+def _of_a_number(x):
+    torch._check(x.sum().item() > 0, lambda: "only positive")
+    return x * 2
+
+
+def _of_a_truth(x):
+    torch._check_value(bool((x > 0).all()), lambda: "only positive")
+    return x * 2
+
+
+def _of_a_size(x):
+    rows = torch.nonzero(x > 0)
+    torch._check(rows.shape[0] == 3, lambda: "only positive")
+    return rows * 2
+
+
+def _of_a_made_size(x):
+    count = int(x.sum())
+    torch._check(count == 3, lambda: "only positive")
+    return x.new_ones(count)
+
+
+@pytest.mark.parametrize("function", [_with_a_message, _of_a_number, _of_a_truth, _of_a_size, _of_a_made_size])
+def test_what_is_asserted_of_data_is_checked_in_every_call(function):
+    """The trace takes for true what is asserted, from there on: that is no proof of it."""
+    fast = anyshape.compile(function)
+    for x in (torch.ones(3), -torch.ones(5), torch.ones(3), -torch.ones(4)):
+        if x[0] > 0:
+            torch.testing.assert_close(fast(x), function(x), rtol=0, atol=0)
+            continue
+        for call in (function, fast):
+            with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
+                call(x)
+            assert str(caught.value) == "only positive"
+
+
+def test_a_check_of_the_user_s_fails_in_the_first_call_as_in_eager():
+    def function(x):
+        torch._check(x.shape[0] > 3, lambda: "too few")
+        return x * 2
+    fast = anyshape.compile(function)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="^too few$"):
+            fast(torch.ones(2))
+    torch.testing.assert_close(fast(torch.ones(4)), torch.full((4,), 2.0))
+
+
+def test_parts_that_the_data_cut_are_of_any_length():
+    def function(x, k):
+        return x[k:k + 2]
+    fast = anyshape.compile(function, strict=True)
+    for count, place in ((5, 0), (7, 6), (7, 7), (6, 4)):
+        x, k = torch.randn(count, 3), torch.tensor(place)
+        found, wanted = fast(x, k), function(x, k)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert found.data_ptr() == wanted.data_ptr() and found.stride() == wanted.stride()
+    assert fast._anyshape.compilation.graphs == 1
+
+
+def test_a_reshape_to_the_root_of_a_size_is_a_view():
+    def function(x):
+        rows, length, width = x.shape
+        side = int(length ** 0.5)
+        return x.transpose(1, 2).reshape(rows, width, side, side)
+    fast = anyshape.compile(function, strict=True)
+    for side in (4, 3, 7):
+        x = torch.randn(2, side * side, 5)
+        found, wanted = fast(x), function(x)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert found.data_ptr() == x.data_ptr() and found.stride() == wanted.stride()
+    assert fast._anyshape.compilation.graphs == 1
+
+
+def test_complex_numbers_beside_sizes_are_one_program():
+    def function(x):
+        count = x.shape[1]
+        spectrum = torch.fft.rfft(x, n=2 * count)
+        mean = (spectrum * count - spectrum / count).mean(1, keepdim=True)
+        return torch.fft.irfft(spectrum * mean, n=2 * count)[:, :count] + spectrum.mean().real
+    fast = anyshape.compile(function, strict=True)
+    for count in (5, 8, 3, 1):
+        agree(function, fast, torch.randn(2, count))
+    assert fast._anyshape.compilation.graphs == 1 and not fallbacks(fast)
+
+
 def test_nothing_is_found_in_nothing():
     def function(x):
         return (x * 2).nonzero() + 1

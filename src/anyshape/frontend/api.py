@@ -49,6 +49,7 @@ from anyshape.passes.driver.pipeline import FAST_DISPATCH
 from anyshape.torch_compat.dynamo import eager_frames, internals
 from anyshape.torch_compat.dynamo.copied_target import CopiedTarget
 from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.user_lines import is_users_check
 from anyshape.torch_compat.versions import api
 
 
@@ -311,7 +312,7 @@ class CompiledCallable:
                 self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
-            if plain and refusal(plain[0][1], self.target, arguments, keywords) is not None:
+            if plain and not is_users_check(error) and refusal(plain[0][1], self.target, arguments, keywords) is not None:
                 raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:

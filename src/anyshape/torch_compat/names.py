@@ -81,7 +81,7 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
     "torch.fx.experimental._config.backed_size_oblivious", "torch.fx.experimental.sym_node.SymNode",
     f"{SHAPES}make_symbol", f"{SHAPES}_static_eval_sym_bool", f"{SHAPES}_guard_or",
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",
-    f"{SYMPY}functions.Min", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
+    f"{SYMPY}functions.Min", f"{SYMPY}functions.TruncToInt", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
 
 PYTHON_KERNELS = tuple(f"torch.ops.aten.dropout.default.{name}" for name in ("_dispatch_cache", "py_kernels"))
 

@@ -10,11 +10,13 @@ one branch that got no cell, or one, holds whatever the others get. So a few run
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from anyshape.frontend.capture.meta_kernels import rules
 from anyshape.frontend.capture.small_size_guard import SMALL, TAKES_ANY, Compare, Differs, PredictedShapes, Sizes
@@ -162,6 +164,10 @@ def _sizes(value: Any) -> Iterator[torch.SymInt]:
             yield size
 
 
+def _bounds(part: slice) -> list[Node]:
+    return [one for one in (part.start, part.stop) if isinstance(one, Node)]
+
+
 class _CompareEach(Compare):
     """Compares all nodes, whatever came before: after a difference the prediction stands.
 
@@ -181,7 +187,8 @@ class _CompareEach(Compare):
             operand, dim = node.args
             return self.values[operand].shape[dim]  # type: ignore[index]
         try:
-            return super().step(node)
+            found = self._slice_of_data(node)
+            return super().step(node) if found is None else found
         except Differs as difference:
             why = str(difference)
         except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
@@ -189,6 +196,26 @@ class _CompareEach(Compare):
         for group in {self.groups[name] for name in _meeting(node)} or {""}:
             self.failed.setdefault(group, why.strip().split("\n")[0])
         return self.chosen(node.meta.get("example_value"))
+
+    def _slice_of_data(self, node: Node) -> Any:
+        """The result of `x[k:k + 2]` whose bounds the data decide: as many rows as are asked about, of the same memory,
+        wherever they begin. None: it is no such slice."""
+        expected = node.meta.get("example_value")
+        if node.target is not operator.getitem or not isinstance(expected, torch.Tensor):
+            return None
+        key = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not all(isinstance(part, slice) and part.step in (None, 1) for part in key):
+            return None
+        of_data = [isinstance(size, torch.SymInt) and bool(settings.found_later(size)) and bool(_bounds(part))
+                   for part, size in zip(key, expected.shape)]
+        if not any(of_data):
+            return None
+        numbers = map_arg(key, self.values.__getitem__)
+        parts = [slice(0, self.sizes.number(size)) if own else part
+                 for own, part, size in zip(of_data, numbers, expected.shape)]
+        found = self.values[node.args[0]][tuple(parts)]  # type: ignore[index]
+        self._compare(node, expected, found)
+        return found
 
     def memory(self) -> str:
         """Why the memory is not as predicted, or empty."""

@@ -74,6 +74,23 @@ def _masked_softmax(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _complex_mean(new_size: Unknown, x: torch.Tensor, dim: Any = None, keepdim: bool = False, *,
+                  dtype: torch.dtype | None = None) -> Any:
+    """torch's own divides a complex number by the number of elements, of which it takes numbers only."""
+    if not (dtype or x.dtype).is_complex:
+        return NotImplemented
+    return aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
+
+
+def _complex_by_a_size(new_size: Unknown, x: Any, other: Any, *rest: Any, **more: Any) -> Any:
+    """The same for operators of a complex tensor and a number made of sizes."""
+    by_size = isinstance(other, (torch.SymInt, torch.SymFloat)) or any(
+        isinstance(one, (torch.SymInt, torch.SymFloat)) for one in (*rest, *more.values()))
+    if not isinstance(x, torch.Tensor) or not x.dtype.is_complex or not by_size or isinstance(other, torch.Tensor):
+        return NotImplemented
+    return torch.empty_like(x)
+
+
 def _rrelu(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -188,6 +205,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
        for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
     **{getattr(aten, f"{name}{rank}d").default: _nearest for rank in (1, 2, 3)
        for name in ("upsample_nearest", "_upsample_nearest_exact")},
+    aten.mean.default: _complex_mean,
+    aten.mean.dim: _complex_mean,
+    **{getattr(getattr(aten, name), kind): _complex_by_a_size for name in ("add", "sub", "mul", "div", "rsub")
+       for kind in ("Tensor", "Scalar")},
     aten.linalg_lstsq.default: _lstsq,
     aten.nonzero.default: _nonzero,
     aten.geqrf.default: _geqrf,

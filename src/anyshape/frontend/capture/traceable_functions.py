@@ -253,6 +253,14 @@ def asserted(input: torch.Tensor, message: str = "Expected Tensor with single no
     aten._assert_async.msg(input, message)
 
 
+def asserted_now(condition: Any, message: Any) -> None:
+    """torch._assert, of a condition that only the data show too."""
+    if isinstance(condition, torch.Tensor) and isinstance(message, str):
+        aten._assert_async.msg(condition, message)
+    else:
+        assert condition, message
+
+
 def _in_range(q: float | torch.Tensor) -> None:
     if isinstance(q, torch.Tensor):
         torch._assert_async(((q >= 0) & (q <= 1)).all(), "quantile() q values must be in the range [0, 1]")
@@ -519,6 +527,7 @@ def fake_quantize_per_channel_affine(input: torch.Tensor, scale: torch.Tensor, z
 
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
+    torch._assert: asserted_now,
     torch._assert_async: asserted,
     torch.addcdiv: addcdiv,
     torch.allclose: allclose,

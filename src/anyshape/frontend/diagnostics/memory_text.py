@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyshape.frontend.diagnostics.explain_data import AliveNote, MemoryCurve, WayBack
-from anyshape.frontend.messages.size_text import arena_text, bytes_text, decimal_text, number, said
-from anyshape.runtime.budget.memory_budget import mega
+from anyshape.frontend.messages.size_text import arena_text, bytes_text, number, said
+from anyshape.runtime.budget.memory_budget import decimal_text
 from anyshape.sym.expr import Size, symbols_of
 
 WIDTH, HEIGHT = 72, 12  # of a plot, in characters
@@ -118,14 +118,14 @@ def lines(note: MemoryNote, marks: Marks) -> list[str]:
 
 def limit_text(limit: str, curve: MemoryCurve) -> str:
     """What a call does to stay within a limit, which is given in words."""
-    whole, choice = mega(curve.needed), curve.choice
+    whole, choice = decimal_text(curve.needed), curve.choice
     if curve.refused:
         return f"limit {limit}: too low for {whole}; {curve.refused}"
     if choice is None:
         return f"limit {limit}: {whole} are needed, everything is kept"
-    moved = f", {choice.moved} moved out ({mega(choice.away)})" if choice.moved else ""
-    return (f"limit {limit}: {whole} with everything kept, {mega(curve.needs)} with {choice.dropped} of {choice.saved} "
-            f"saved values computed again{moved}, some {curve.seconds * 1e3:.1f} ms of work")
+    moved = f", {choice.moved} moved out ({decimal_text(choice.away)})" if choice.moved else ""
+    return (f"limit {limit}: {whole} with everything kept, {decimal_text(curve.needs)} with {choice.dropped} of "
+            f"{choice.saved} saved values computed again{moved}, some {curve.seconds * 1e3:.1f} ms of work")
 
 
 def _curve(curve: MemoryCurve, marks: Marks) -> list[str]:

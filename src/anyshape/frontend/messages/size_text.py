@@ -38,16 +38,6 @@ def arena_text(formula: Size, placed: int | None, values: Sizes, likely: Sizes =
                                             else "")
 
 
-def decimal_text(count: int) -> str:
-    """A number of bytes with a unit of 1000, as limits are said."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
-
-
 def bytes_text(count: int) -> str:
     """A number of bytes with a unit of 1024."""
     value = float(count)

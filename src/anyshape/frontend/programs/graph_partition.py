@@ -29,9 +29,11 @@ from anyshape.frontend.programs.split_program import (
     Part,
     SplitProgram,
     Step,
+    decides_by_data,
     is_number,
     note_symbol,
     symbols_of,
+    symbols_written,
 )
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.runtime.memory.tape import make_tape, tape_get
@@ -112,7 +114,8 @@ def found_in_data(gm: GraphModule) -> list[Node]:
     known: set[str] = set()
     found = []
     for node in gm.graph.nodes:
-        new = {name for name in symbols_of([node]) if api.is_unbacked(name)} - known
+        new = {name for name in (*symbols_of([node]), *(symbols_written(node) if decides_by_data(node) else ()))
+               if api.is_unbacked(name)} - known
         if new and node.op == "call_function" and node.target is not tape_get:
             found.append(node)
         known |= new

@@ -16,12 +16,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.errors import DataError, InputError, Unsupported
 from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload, gives_view
+from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.random_state import RandomState
@@ -31,6 +32,7 @@ MOST = 4096  # patterns of small sizes that are remembered
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
 ASSERTS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
            "aten.sym_constrain_range.default")
+OF_THE_TRACER = "Runtime assertion failed for expression"  # how messages begin that the user has not written
 SPLITS = ("anyshape_route.split_rows.default", "anyshape_route.split_like.default")
 MERGE = "anyshape_route.merge_rows.default"
 
@@ -59,6 +61,22 @@ Step = Union[Part, Node]
 def is_number(value: Any) -> bool:
     """Whether a traced value is a number, known or not."""
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float))
+
+
+def decides_by_data(node: Node) -> bool:
+    """Whether a call is of an operator that reads a number, or whose data decide the sizes of its result."""
+    tags = node.target.tags if isinstance(node.target, OpOverload) else ()
+    return torch.Tag.dynamic_output_shape in tags or node.target is torch.ops.aten._local_scalar_dense.default
+
+
+def symbols_written(node: Node) -> set[str]:
+    """The symbols of what such a call gives, those too that the trace has taken for numbers since."""
+    found: set[str] = set()
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        for one in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if hasattr(one, "node"):
+                found |= settings.symbols_as_written(one)
+    return found
 
 
 def note_symbol(node: Node, symbols: dict[str, Node]) -> None:
@@ -114,7 +132,7 @@ def _formula(formulas: SymIntImporter, dim: torch.SymInt) -> Size | torch.SymInt
         return dim
 
 
-def _number(size: Size | torch.SymInt, numbers: dict[str, int]) -> int:
+def _number(size: Size | torch.SymInt, numbers: Mapping[str, Any]) -> int:
     return api.number_of(size, numbers) if isinstance(size, torch.SymInt) else evaluate(size, numbers)
 
 
@@ -299,10 +317,13 @@ class SplitProgram:
         symbols: dict[str, Node] = {}
         for node in (*self.placeholders, *(step for step in steps if isinstance(step, Node))):
             note_symbol(node, symbols)
-        self.steps = _needed(steps, self._returned(), symbols if self.general else {})
+        self.steps = _needed(steps, self._returned(), symbols if self.general else {}, _sizes_of(found))
         self.slots = {node: slot for slot, node in enumerate(nodes)}
         self.symbols = {name: self.slots[node] for name, node in symbols.items()
                         if node.op == "placeholder" or node in self.steps}
+        # floats that are read from tensors, of which sizes may be made
+        self.floats = {str(node.meta["val"].node.expr): self.slots[node] for node in found
+                       if isinstance(node.meta.get("val"), torch.SymFloat)}
         self.fixed = {self.slots[node]: api.attribute_of(request.gm, str(node.target)) for node in nodes
                       if node.op == "get_attr"}
         self.small: dict[Any, Small] = _sizes_from_data(nodes, found) if self.general else {}
@@ -373,7 +394,8 @@ class SplitProgram:
         return found[::-1]
 
     def _is_symbol(self, node: Node) -> bool:
-        return self.slots[node] in self.symbols.values() and is_number(node.meta.get("val"))
+        slot = self.slots[node]
+        return is_number(node.meta.get("val")) and (slot in self.symbols.values() or slot in self.floats.values())
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         values: list[Any] = [None] * len(self.slots)
@@ -389,11 +411,11 @@ class SplitProgram:
         with torch.no_grad():
             try:
                 pattern = self._after(0, self.given, values)
-                for run, last, step, is_checked in self.runs:
+                for place, (run, last, step, is_checked) in enumerate(self.runs):
                     try:
                         run(values)
                     except (InputError, RuntimeError) as error:
-                        failure = self._failed(step, error)
+                        failure = self._failed(place, error, values)
                         if failure is error:
                             raise
                         raise failure from error
@@ -410,13 +432,32 @@ class SplitProgram:
             tape.close()
         return outputs
 
-    def _failed(self, step: Step, error: Exception) -> Exception:
+    def _failed(self, place: int, error: Exception, values: list[Any]) -> Exception:
         """What is raised where a step raised `error`: data that the trace does not take are refused."""
+        step = self.runs[place][2]
         if isinstance(error, NotCovered):
             return error
         if isinstance(step, Part):
             return self._refusal(error.why) if isinstance(error, InputError) else error
-        return self._refusal(str(error)) if str(step.target) in ASSERTS else error
+        if str(step.target) not in ASSERTS:
+            return error
+        message = self._users_message(place, values)
+        return self._refusal(str(error)) if message is None else DataError(message)
+
+    def _users_message(self, place: int, values: list[Any]) -> str | None:
+        """What the user's own assertion says, of those that begin with one that does not hold: the tracer puts its form
+        of a condition before that of the user. None: no such one fails."""
+        for run, _, step, _ in self.runs[place:]:
+            if isinstance(step, Part) or not (str(step.target) in ASSERTS or is_number(step.meta.get("val"))):
+                break
+            try:
+                run(values)
+            except RuntimeError as error:
+                if not str(error).startswith(OF_THE_TRACER):
+                    return str(error)
+            except ArithmeticError:  # of what the assertion should have kept away
+                break
+        return None
 
     def _checked(self, step: Node, values: list[Any], pattern: int) -> int:
         """Checks what `step` has found, unless a call with the same small sizes up to here has passed. pattern: the
@@ -448,12 +489,13 @@ class SplitProgram:
             raise self._refusal(f"{step.target} gave another number of dims")
         symbols, formulas = self.small[step]
         numbers: dict[str, int] = {}
+        floats = {name: float(values[slot]) for name, slot in self.floats.items() if values[slot] is not None}
         if formulas or found is not None or any(values[self.symbols[name]] < SMALL for name in symbols):
             numbers = {name: int(values[slot]) for name, slot in self.symbols.items() if values[slot] is not None}
         if found is not None:
             numbers |= dict(_data_sizes(step.meta["val"], found))
         small = [name for name in symbols if numbers.get(name, SMALL) < SMALL]
-        small += [str(size) for size in formulas if _number(size, numbers) < SMALL]
+        small += [str(size) for size in formulas if _number(size, {**numbers, **floats}) < SMALL]
         if not small:
             return
         why = (f"a size found in the data, {small[0]}, is below {SMALL}" if self.judge is None
@@ -504,15 +546,21 @@ def _is_kept(node: Node) -> bool:
     return any(user.target is torch.ops.aten.copy_.default for user in node.users)
 
 
-def _needed(steps: list[Step], returned: list[Node], symbols: Mapping[str, Node]) -> list[Step]:
+def _sizes_of(calls: list[Node]) -> set[str]:
+    """The symbols that are sizes of tensors which the data decide, not numbers that are read from them."""
+    values = [one for node in calls for one in pytree.tree_leaves(node.meta.get("val"))]
+    return {str(dim.node.expr) for value in values for dim in _dims(value)}
+
+
+def _needed(steps: list[Step], returned: list[Node], symbols: Mapping[str, Node], sizes: set[str]) -> list[Step]:
     """The steps without numbers that nobody reads (parts compute theirs from the symbols) and without asserts that hold
-    for all sizes. `symbols` are kept."""
+    whatever the data are. `symbols` are kept. sizes: those that are sizes, and so not negative."""
     read = {*returned, *(node for name, node in symbols.items() if api.is_unbacked(name))}
     kept: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Part):
             read.update(step.inputs)
-        elif str(step.target) in ASSERTS and _always(step):
+        elif str(step.target) in ASSERTS and _always(step, sizes):
             continue
         elif is_number(step.meta.get("val")) and step not in read:
             continue
@@ -522,6 +570,19 @@ def _needed(steps: list[Step], returned: list[Node], symbols: Mapping[str, Node]
     return kept[::-1]
 
 
-def _always(step: Node) -> bool:
+def _is_of_data(value: Any) -> bool:
+    """Whether a number is computed from one, or a size, that the data decide, whatever the trace takes it to be."""
+    if not isinstance(value, Node) or value.op != "call_function":
+        return False
+    return decides_by_data(value) or (is_number(value.meta.get("val")) and any(map(_is_of_data, value.all_input_nodes)))
+
+
+def _always(step: Node, sizes: set[str]) -> bool:
+    """Whether an assertion holds whatever the data are. From it on the trace knows that it does, so what the trace
+    knows of numbers from the data proves nothing: only that sizes are not negative."""
     condition = step.args[0].meta.get("val") if isinstance(step.args[0], Node) else step.args[0]
-    return condition is True or (isinstance(condition, torch.SymBool) and settings.is_known_true(condition))
+    is_formula = isinstance(condition, torch.SymBool)
+    if is_formula and any(map(api.is_unbacked, settings.symbols_as_written(condition))):
+        return settings.holds_of_sizes(condition, sizes)
+    known = settings.is_known_true(condition) if is_formula else condition is True
+    return known and not _is_of_data(step.args[0])

@@ -49,9 +49,14 @@ def key_of(values: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(values[name] for name in sorted(values))
 
 
-def mega(bytes_: int) -> str:
-    """Bytes in words."""
-    return f"{bytes_ / 1e6:.1f} MB"
+def decimal_text(count: int) -> str:
+    """A number of bytes with a unit of 1000, as limits are said."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError
 
 
 class MemoryBudget:
@@ -300,7 +305,7 @@ class MemoryBudget:
         tradeoff, lowest = self.tradeoff(values, full is None), self.lowest(values, full is None)
         curve = peak_breakdown(self.program, values) if tradeoff is None else tradeoff.alive(lowest)
         least = self.least(values, full is None)
-        largest = "; ".join(f"{name} {mega(size)}" for name, size in curve[:NAMED])
+        largest = "; ".join(f"{name} {decimal_text(size)}" for name, size in curve[:NAMED])
         name, bytes_ = ("memory_limit", self.bytes) if self.bytes - self.held.bytes <= room - freed else (
             "memory_limit_total", self.total)
         taken = bytes_ - room
@@ -308,10 +313,10 @@ class MemoryBudget:
         why += ", with all dropped that can be" if freed else ""
         moved = "moved out or " if lowest.moved else ""
         nowhere = "" if full is None else f"; nothing can be moved out: {full.what} ({full.why})"
-        others = f", and {mega(taken)} are {why}" if taken else ""
+        others = f", and {decimal_text(taken)} are {why}" if taken else ""
         return LimitError(
-            f"{self.program.name} cannot run within {mega(bytes_)} at {shape}",
-            why=f"it needs {mega(least)} at least, with all {moved}computed again that can be{others}; at its fullest "
-                f"step there are {largest}{nowhere}",
-            do=f"set {name} to {least + taken} ({mega(least + taken)}) or more, or call with smaller sizes",
+            f"{self.program.name} cannot run within {decimal_text(bytes_)} at {shape}",
+            why=f"it needs {decimal_text(least)} at least, with all {moved}computed again that can be{others}; at its "
+                f"fullest step there are {largest}{nowhere}",
+            do=f"set {name} to {least + taken} ({decimal_text(least + taken)}) or more, or call with smaller sizes",
             least=least + taken)

@@ -406,6 +406,26 @@ def is_known_true(condition: torch.SymBool) -> bool:
     return bool(statically_known_true(condition))
 
 
+def holds_of_sizes(condition: torch.SymBool, sizes: set[str]) -> bool:
+    """Whether a condition of a trace holds of all numbers, those named `sizes` from 0 on, whatever the trace assumes."""
+    import sympy
+    formula = _as_written(condition)
+    plain = {symbol: sympy.Symbol(str(symbol), integer=True, nonnegative=str(symbol) in sizes or None)
+             for symbol in formula.free_symbols if symbol.is_integer}
+    return formula.xreplace(plain) == sympy.true
+
+
+def symbols_as_written(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> set[str]:
+    """The symbols of a number of a trace, those included that the trace has since taken for numbers."""
+    return {str(symbol) for symbol in _as_written(number).free_symbols}
+
+
+def _as_written(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """Its formula without what the trace has found out since: an assertion that u0 is 1 has it replaced by 1."""
+    node: Any = number.node
+    return getattr(node, "_expr", node.expr)
+
+
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes of a trace are one formula; asks for no guard."""
     formulas = [size.node.expr if isinstance(size, torch.SymInt) else size for size in (a, b)]

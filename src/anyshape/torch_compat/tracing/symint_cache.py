@@ -212,6 +212,8 @@ def _of_conditions(asking: _Asking) -> list[Patch]:
             answer = positive[formula]
             if answer is None:
                 answer = _length_of_slice(condition, lambda one: asking.as_python(guard, one.node, "", 0))
+            if answer is None:
+                answer = _square_of_root(condition, lambda one: asking.as_python(guard, one.node, "", 0))
         return answer
 
     def guard_or(condition: Any, default: bool) -> bool:
@@ -347,6 +349,27 @@ def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | 
     given = {symbol: sympy.Integer(hints[symbol]) for symbol in formula.free_symbols}
     long = any(formula.xreplace(given | {symbol: sympy.Integer(LONG)}) == sympy.true for symbol in given)
     return guard_of(condition) if long else None
+
+
+def _square_of_root(condition: Any, guard_of: Callable[[Any], bool]) -> bool | None:
+    """The answer to how a size compares with the square of its own rounded root, `int(n ** 0.5)`; None for any other
+    condition. They are equal where they are so in this call, which is a guard: a reshape to root by root is a view then,
+    as in eager PyTorch, and has no other use where they differ."""
+    import sympy
+    node, formula = condition.node, condition.node.expr
+    env, Rounded = node.shape_env, compat.need("torch.utils._sympy.functions.TruncToInt")
+    is_relation = isinstance(formula, sympy.core.relational.Relational)
+    if not is_relation or not node.has_hint() or len(formula.free_symbols) != 1 or not formula.has(Rounded):
+        return None
+    left, right = formula.args
+    hints = traced_values(env)
+    numbers = [side.xreplace({symbol: sympy.Integer(hints[symbol]) for symbol in side.free_symbols})
+               for side in (left, right) if all(symbol in hints for symbol in side.free_symbols)]
+    if len(numbers) < 2 or numbers[0] != numbers[1] or numbers[0] < 2:
+        return None
+    if not getattr(env, "_error_on_new_guards", False) and not guard_of(env.create_symboolnode(sympy.Eq(left, right))):
+        return None
+    return bool(formula.func(numbers[0], numbers[1]))
 
 
 def _chooses_numbers(env: Any, formula: Any) -> bool:

@@ -329,11 +329,11 @@ def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
     return found
 
 
-def number_of(size: torch.SymInt, values: dict[str, int]) -> int:
+def number_of(size: torch.SymInt, values: Mapping[str, float]) -> int:
     """A traced size where its symbols, by name, have these values; slow."""
     import sympy
     formula = size.node.expr
-    return int(formula.xreplace({symbol: sympy.Integer(values[str(symbol)]) for symbol in formula.free_symbols}))
+    return int(formula.xreplace({symbol: sympy.sympify(values[str(symbol)]) for symbol in formula.free_symbols}))
 
 
 def is_unbacked(symbol: str) -> bool:
