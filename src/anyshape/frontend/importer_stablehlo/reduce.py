@@ -428,10 +428,6 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
     """(operand, descending) of what a sort goes by, the first one first: by trying its body on numbers."""
     body = c.operation.regions[0]
     count = len(c.inputs)
-    kinds = [body.types[2 * k].dtype for k in range(count)]
-    if any(kind in COMPLEX for kind in kinds):
-        raise Decline("by complex numbers")
-
     def less(first: Sequence[int], second: Sequence[int]) -> bool:
         given = [n for pair in zip(first, second, strict=True) for n in pair]
         found = _probe(c, body, *given)
@@ -448,6 +444,8 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
             keys.append((k, down))
     if not keys or less(equal, equal):
         raise Decline("its body is no order")
+    if any(body.types[2 * k].dtype in COMPLEX for k, _ in keys):
+        raise Decline("by complex numbers")
     # the order among keys: which decides where two disagree
     def before(a: tuple[int, bool], b: tuple[int, bool]) -> bool:
         first, second = [0] * count, [0] * count
