@@ -24,7 +24,7 @@ def test_what_is_folded_gives_what_is_computed() -> None:
     add = """({ ^bb0(%x: tensor<i16>, %y: tensor<i16>): %o = stablehlo.add %x, %y : tensor<i16>
                 stablehlo.return %o : tensor<i16> })"""
     text = f"""module {{ func.func @main() -> (tensor<i16>, tensor<2xi64>, tensor<3x2xi8>, tensor<0xi16>, tensor<2xui16>,
-            tensor<2xi16>, tensor<0x2xbf16>, tensor<1x2xi8>, tensor<ui64>, tensor<1xi8>) {{
+            tensor<2xi16>, tensor<0x2xbf16>, tensor<1x2xi8>, tensor<ui64>, tensor<1xi8>, tensor<ui16>, tensor<f32>) {{
       %a = stablehlo.constant dense<[32767, 32767, 5]> : tensor<3xi16>
       %zero = stablehlo.constant dense<0> : tensor<i16>
       %wrapped = "stablehlo.reduce"(%a, %zero) {add} {{dimensions = array<i64: 0>}}
@@ -52,11 +52,18 @@ def test_what_is_folded_gives_what_is_computed() -> None:
       %places = stablehlo.constant dense<> : tensor<1x0xi8>
       %taken = "stablehlo.gather"(%five, %places) <{{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0],
           index_vector_dim = 1>, slice_sizes = array<i64: 1>}}> : (tensor<1xi8>, tensor<1x0xi8>) -> tensor<1xi8>
-      return %wrapped, %quotient, %turned, %nothing, %shifted, %power, %empty, %flipped, %whole, %taken
+      %one_bit = stablehlo.constant dense<1> : tensor<ui16>
+      %seven = stablehlo.constant dense<7> : tensor<ui16>
+      %masked = "stablehlo.reduce"(%seven, %one_bit) ({{ ^bb0(%x: tensor<ui16>, %y: tensor<ui16>):
+          %o = stablehlo.and %x, %y : tensor<ui16> stablehlo.return %o : tensor<ui16> }}) {{dimensions = array<i64>}}
+          : (tensor<ui16>, tensor<ui16>) -> tensor<ui16>
+      %half = stablehlo.constant dense<0.5> : tensor<f32>
+      %same = stablehlo.reverse %half, dims = [] : tensor<f32>
+      return %wrapped, %quotient, %turned, %nothing, %shifted, %power, %empty, %flipped, %whole, %taken, %masked, %same
           : tensor<i16>, tensor<2xi64>, tensor<3x2xi8>, tensor<0xi16>, tensor<2xui16>, tensor<2xi16>, tensor<0x2xbf16>,
-            tensor<1x2xi8>, tensor<ui64>, tensor<1xi8> }} }}"""
-    wanted = [3, [-3074457345618258602, -3], [[1, 4], [2, 5], [3, 6]], [], [65535, 2], [-1, 9], np.zeros((0, 2)), [[1, 2]],
-              10**19, [5]]
+            tensor<1x2xi8>, tensor<ui64>, tensor<1xi8>, tensor<ui16>, tensor<f32> }} }}"""
+    wanted = [3, [-3074457345618258602, -3], [[1, 4], [2, 5], [3, 6]], [], [65535, 2], [-1, 9], np.zeros((0, 2)),
+              [[1, 2]], 10**19, [5], 1, 0.5]
     for found, want in zip(results(text), wanted, strict=True):
         np.testing.assert_array_equal(found, want)
 

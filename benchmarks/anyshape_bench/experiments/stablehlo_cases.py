@@ -234,20 +234,63 @@ def refined(text: str, given: Sequence[Any]) -> Any:
     return whole
 
 
+def evaluated(module: Any, attributes: Sequence[Any]) -> list[np.ndarray]:
+    """What the interpreter gives. Its bindings hand over neither complex numbers nor those of 16 bits: their parts, or
+    their bits, are returned instead."""
+    import ml_dtypes
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+    main = next(one.operation for one in module.body.operations
+                if ir.StringAttr(one.operation.attributes["sym_name"]).value == "main")
+    given = list(main.regions[0].blocks[0].operations)[-1]
+    kinds = [str(ir.RankedTensorType(one.type).element_type) for one in given.operands]
+    kept: list[Any] = []
+    with ir.InsertionPoint(given):
+        for value, kind in zip(given.operands, kinds, strict=True):
+            shape = ir.RankedTensorType(value.type).shape
+            if kind.startswith("complex"):
+                half = ir.RankedTensorType.get(shape, ir.ComplexType(ir.RankedTensorType(value.type).element_type)
+                                               .element_type)
+                kept += [ir.Operation.create(f"stablehlo.{part}", results=[half], operands=[value]).results[0]
+                         for part in ("real", "imag")]
+            elif kind == "bf16":
+                bits = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(16))
+                kept.append(ir.Operation.create("stablehlo.bitcast_convert", results=[bits],
+                                                operands=[value]).results[0])
+            else:
+                kept.append(value)
+        ir.Operation.create("func.return", operands=kept)
+    given.operation.erase()
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(
+        [one.type for one in main.regions[0].blocks[0].arguments], [one.type for one in kept]))
+    if "res_attrs" in main.attributes:
+        del main.attributes["res_attrs"]
+    found = iter([np.array(one) for one in stablehlo.eval_module(module, list(attributes))])
+    return [next(found) + 1j * next(found) if kind.startswith("complex") else
+            next(found).view(ml_dtypes.bfloat16) if kind == "bf16" else next(found) for kind in kinds]
+
+
+def attribute_of(array: np.ndarray) -> Any:
+    """An argument of the interpreter."""
+    from jaxlib.mlir import ir
+    make: Any = ir.DenseElementsAttr.get
+    if array.dtype == bool:
+        return make(np.packbits(array, bitorder="little"), shape=array.shape, type=ir.IntegerType.get_signless(1))
+    if array.dtype.name == "bfloat16":
+        return make(array.view(np.uint16), shape=array.shape, type=ir.BF16Type.get())
+    return make(array, signless=array.dtype.kind != "u")
+
+
 def interpreted(text: str, calls: Sequence[Sequence[Any]], into: Any) -> None:
     """One process: puts the results, or what the interpreter says."""
     from jax._src.interpreters.mlir import make_ir_context
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
     try:
         found = []
         for call in calls:
             with make_ir_context(), ir.Location.unknown():
-                make: Any = ir.DenseElementsAttr.get
-                attributes = [make(np.packbits(one, bitorder="little"), shape=one.shape,
-                                   type=ir.IntegerType.get_signless(1)) if one.dtype == bool
-                              else make(one, signless=one.dtype.kind != "u") for one in call]
-                found += [np.array(one) for one in stablehlo.eval_module(refined(text, attributes), attributes)]
+                attributes = [attribute_of(one) for one in call]
+                found += evaluated(refined(text, attributes), attributes)
         into.put(found)
     except Exception as error:  # whatever it says
         into.put(f"{type(error).__name__}: {error}"[:300])

@@ -355,7 +355,7 @@ _absorbing("or", True)
 
 @folds("reverse")
 def reverse(c: Call) -> Any:
-    return Known(np.flip(c.inputs[0].array, c.attr("dimensions")), c.dtype)
+    return Known(np.asarray(np.flip(c.inputs[0].array, c.attr("dimensions"))), c.dtype)
 
 
 @folds("reduce")

@@ -46,8 +46,10 @@ def _is_neutral(one: Any, name: str, dtype: str) -> bool:
     value = one.array.reshape(-1)[0]
     if name in ("add", "or"):
         return bool(value == 0)
-    if name in ("multiply", "and"):
+    if name == "multiply":
         return bool(value == 1)
+    if name == "and":
+        return bool(value == np.invert(np.zeros_like(value)))
     if dtype in COMPLEX:
         return False
     kind = one.array.dtype
