@@ -363,8 +363,10 @@ def table(found: dict[str, Any]) -> str:
                      f"{counts['refused']} | {counts['error']} | {share:.1%} |")
         ends.append(share >= REACH and not counts["wrong"])
     end = "reached" if all(ends) else "short"
+    commits = " and ".join(f"{one} ({', '.join(suite for suite in SUITES if found['commits'][suite] == one)})"
+                           for one in dict.fromkeys(found["commits"].values()))
     said = (f"At least {REACH:.0%} right and none wrong: {end}. Out of scope is what XLA or the interpreter "
-            f"does not do. jax {found['jax']}, commit {found['commit']}.")
+            f"does not do. jax {found['jax']}, commit {commits}.")
     left: dict[Any, list[str]] = collections.defaultdict(list)
     for row in found["left"]:
         if row["outcome"] != "out of scope":
@@ -379,8 +381,13 @@ def reason(why: str) -> str:
     return re.sub(r" \(/[^)]*\)", "", why.partition("\n")[0]).removeprefix("<lambda> cannot be compiled: ")[:120]
 
 
-def study(folder: Path, kept: Path, only: Sequence[str], every: int) -> dict[str, Any]:
-    """How many there are of each outcome, and the rows that are not right. Rows are kept as they come."""
+def study(folder: Path, kept: Path, only: Sequence[str], every: int, before: dict[str, Any] | None = None
+          ) -> dict[str, Any]:
+    """How many there are of each outcome, and the rows that are not right. Rows are kept as they come.
+
+    Args:
+        before: a study whose suites stay where they are not run.
+    """
     import jax
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     with kept.open("a", encoding="utf-8") as file:
@@ -390,9 +397,17 @@ def study(folder: Path, kept: Path, only: Sequence[str], every: int) -> dict[str
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    counts = {suite: collections.Counter(row["outcome"] for row in rows if row["suite"] == suite) for suite in SUITES}
-    return {"counts": counts, "left": [row for row in rows if row["outcome"] != "right"], "jax": jax.__version__,
-            "commit": commit()}
+    found: dict[str, Any] = {"counts": {}, "left": [], "jax": jax.__version__, "commits": {}}
+    for suite in SUITES:
+        if before is None or not only or suite in only:
+            its = [row for row in rows if row["suite"] == suite]
+            found["counts"][suite] = dict(collections.Counter(row["outcome"] for row in its))
+            found["commits"][suite] = commit()
+        else:
+            its = [row for row in before["left"] if row["suite"] == suite]
+            found["counts"][suite], found["commits"][suite] = before["counts"][suite], before["commits"][suite]
+        found["left"] += [row for row in its if row["outcome"] != "right"]
+    return found
 
 
 def main() -> None:
@@ -400,11 +415,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the modules are")
     parser.add_argument("path", type=Path, help="where the results are written, as JSON")
     parser.add_argument("--every", type=int, default=1, help="of how many cases one is run")
-    parser.add_argument("--only", nargs="*", default=(), choices=SUITES)
+    parser.add_argument("--only", nargs="*", default=(), choices=SUITES, help="the others stay as they are stored")
     given = parser.parse_args()
     given.path.parent.mkdir(parents=True, exist_ok=True)
     kept = given.path.with_suffix(".rows")
-    found = study(given.folder, kept, given.only, given.every)
+    before = json.loads(given.path.read_text(encoding="utf-8")) if given.path.exists() else None
+    found = study(given.folder, kept, given.only, given.every, before)
     print(table(found))
     given.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     kept.unlink()

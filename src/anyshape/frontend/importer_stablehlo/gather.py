@@ -2,8 +2,8 @@
 
 A gather is an index into the flat operand, computed per element of the result; a scatter adds (or the like) each
 element of its updates at an index of the flat operand. Start indices of a gather are clamped so that its windows are
-inside (StableHLO specification, gather); updates of a scatter whose window is not wholly inside are left out, as XLA does
-it, where the specification leaves out single elements.
+inside (StableHLO specification, gather); updates of a scatter whose window is not wholly inside are left out, as XLA
+does it, where the specification leaves out single elements.
 """
 from __future__ import annotations
 
