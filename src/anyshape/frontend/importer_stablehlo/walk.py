@@ -104,7 +104,7 @@ class Walk:
         self.module = module
         self.facts = facts
         self.builder = Builder("main", facts)
-        self.t = ComplexTranslator(self.builder, NamedSizes(facts), target)
+        self.t: Translator = ComplexTranslator(self.builder, NamedSizes(facts), target)
         self.arguments = arguments
         self.probing = probing
         self.asserted: list[Comparison] = []
