@@ -66,6 +66,9 @@ CASES: dict[str, Case] = {
     "a loop over time": (scan, [("t, b", F32)], [(numbers(5, 2),), (numbers(40, 3),)]),
     "a loop that data end": (lambda x, n: lax.fori_loop(0, n, lambda i, a: a * 1.1 + i, x), [("b", F32), ("", I32)], [
         (numbers(3), np.int32(4)), (numbers(2), np.int32(0))]),
+    "a loop beside a function that is a composite": (
+        lambda x, n: lax.fori_loop(0, n, lambda i, a: lax.erf(a) + i, lax.erf(x)), [("b", F32), ("", I32)], [
+            (numbers(3), np.int32(4))]),
     "a branch": (lambda x: lax.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, x), [("b", F32)], [
         (numbers(3) + 9,), (numbers(4) - 9,)]),
     "rows of a table": (lambda t, i: t[i].sum(1), [("10, 4", F32), ("b, n", I32)], [

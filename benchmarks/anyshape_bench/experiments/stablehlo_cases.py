@@ -234,20 +234,63 @@ def refined(text: str, given: Sequence[Any]) -> Any:
     return whole
 
 
+def evaluated(module: Any, attributes: Sequence[Any]) -> list[np.ndarray]:
+    """What the interpreter gives. Its bindings hand over neither complex numbers nor those of 16 bits: their parts, or
+    their bits, are returned instead."""
+    import ml_dtypes
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+    main = next(one.operation for one in module.body.operations
+                if ir.StringAttr(one.operation.attributes["sym_name"]).value == "main")
+    given = list(main.regions[0].blocks[0].operations)[-1]
+    kinds = [str(ir.RankedTensorType(one.type).element_type) for one in given.operands]
+    kept: list[Any] = []
+    with ir.InsertionPoint(given):
+        for value, kind in zip(given.operands, kinds, strict=True):
+            shape = ir.RankedTensorType(value.type).shape
+            if kind.startswith("complex"):
+                half = ir.RankedTensorType.get(shape, ir.ComplexType(ir.RankedTensorType(value.type).element_type)
+                                               .element_type)
+                kept += [ir.Operation.create(f"stablehlo.{part}", results=[half], operands=[value]).results[0]
+                         for part in ("real", "imag")]
+            elif kind == "bf16":
+                bits = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(16))
+                kept.append(ir.Operation.create("stablehlo.bitcast_convert", results=[bits],
+                                                operands=[value]).results[0])
+            else:
+                kept.append(value)
+        ir.Operation.create("func.return", operands=kept)
+    given.operation.erase()
+    main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(
+        [one.type for one in main.regions[0].blocks[0].arguments], [one.type for one in kept]))
+    if "res_attrs" in main.attributes:
+        del main.attributes["res_attrs"]
+    found = iter([np.array(one) for one in stablehlo.eval_module(module, list(attributes))])
+    return [next(found) + 1j * next(found) if kind.startswith("complex") else
+            next(found).view(ml_dtypes.bfloat16) if kind == "bf16" else next(found) for kind in kinds]
+
+
+def attribute_of(array: np.ndarray) -> Any:
+    """An argument of the interpreter."""
+    from jaxlib.mlir import ir
+    make: Any = ir.DenseElementsAttr.get
+    if array.dtype == bool:
+        return make(np.packbits(array, bitorder="little"), shape=array.shape, type=ir.IntegerType.get_signless(1))
+    if array.dtype.name == "bfloat16":
+        return make(array.view(np.uint16), shape=array.shape, type=ir.BF16Type.get())
+    return make(array, signless=array.dtype.kind != "u")
+
+
 def interpreted(text: str, calls: Sequence[Sequence[Any]], into: Any) -> None:
     """One process: puts the results, or what the interpreter says."""
     from jax._src.interpreters.mlir import make_ir_context
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import stablehlo
     try:
         found = []
         for call in calls:
             with make_ir_context(), ir.Location.unknown():
-                make: Any = ir.DenseElementsAttr.get
-                attributes = [make(np.packbits(one, bitorder="little"), shape=one.shape,
-                                   type=ir.IntegerType.get_signless(1)) if one.dtype == bool
-                              else make(one, signless=one.dtype.kind != "u") for one in call]
-                found += [np.array(one) for one in stablehlo.eval_module(refined(text, attributes), attributes)]
+                attributes = [attribute_of(one) for one in call]
+                found += evaluated(refined(text, attributes), attributes)
         into.put(found)
     except Exception as error:  # whatever it says
         into.put(f"{type(error).__name__}: {error}"[:300])
@@ -320,8 +363,10 @@ def table(found: dict[str, Any]) -> str:
                      f"{counts['refused']} | {counts['error']} | {share:.1%} |")
         ends.append(share >= REACH and not counts["wrong"])
     end = "reached" if all(ends) else "short"
+    commits = " and ".join(f"{one} ({', '.join(suite for suite in SUITES if found['commits'][suite] == one)})"
+                           for one in dict.fromkeys(found["commits"].values()))
     said = (f"At least {REACH:.0%} right and none wrong: {end}. Out of scope is what XLA or the interpreter "
-            f"does not do. jax {found['jax']}, commit {found['commit']}.")
+            f"does not do. jax {found['jax']}, commit {commits}.")
     left: dict[Any, list[str]] = collections.defaultdict(list)
     for row in found["left"]:
         if row["outcome"] != "out of scope":
@@ -336,8 +381,13 @@ def reason(why: str) -> str:
     return re.sub(r" \(/[^)]*\)", "", why.partition("\n")[0]).removeprefix("<lambda> cannot be compiled: ")[:120]
 
 
-def study(folder: Path, kept: Path, only: Sequence[str], every: int) -> dict[str, Any]:
-    """How many there are of each outcome, and the rows that are not right. Rows are kept as they come."""
+def study(folder: Path, kept: Path, only: Sequence[str], every: int, before: dict[str, Any] | None = None
+          ) -> dict[str, Any]:
+    """How many there are of each outcome, and the rows that are not right. Rows are kept as they come.
+
+    Args:
+        before: a study whose suites stay where they are not run.
+    """
     import jax
     rows = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     with kept.open("a", encoding="utf-8") as file:
@@ -347,9 +397,17 @@ def study(folder: Path, kept: Path, only: Sequence[str], every: int) -> dict[str
                 rows.append(row)
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-    counts = {suite: collections.Counter(row["outcome"] for row in rows if row["suite"] == suite) for suite in SUITES}
-    return {"counts": counts, "left": [row for row in rows if row["outcome"] != "right"], "jax": jax.__version__,
-            "commit": commit()}
+    found: dict[str, Any] = {"counts": {}, "left": [], "jax": jax.__version__, "commits": {}}
+    for suite in SUITES:
+        if before is None or not only or suite in only:
+            its = [row for row in rows if row["suite"] == suite]
+            found["counts"][suite] = dict(collections.Counter(row["outcome"] for row in its))
+            found["commits"][suite] = commit()
+        else:
+            its = [row for row in before["left"] if row["suite"] == suite]
+            found["counts"][suite], found["commits"][suite] = before["counts"][suite], before["commits"][suite]
+        found["left"] += [row for row in its if row["outcome"] != "right"]
+    return found
 
 
 def main() -> None:
@@ -357,11 +415,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the modules are")
     parser.add_argument("path", type=Path, help="where the results are written, as JSON")
     parser.add_argument("--every", type=int, default=1, help="of how many cases one is run")
-    parser.add_argument("--only", nargs="*", default=(), choices=SUITES)
+    parser.add_argument("--only", nargs="*", default=(), choices=SUITES, help="the others stay as they are stored")
     given = parser.parse_args()
     given.path.parent.mkdir(parents=True, exist_ok=True)
     kept = given.path.with_suffix(".rows")
-    found = study(given.folder, kept, given.only, given.every)
+    before = json.loads(given.path.read_text(encoding="utf-8")) if given.path.exists() else None
+    found = study(given.folder, kept, given.only, given.every, before)
     print(table(found))
     given.path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     kept.unlink()

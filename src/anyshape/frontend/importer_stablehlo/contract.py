@@ -46,8 +46,7 @@ def _as_result(c: Call, place: int) -> Value:
     x = c.value(place)
     if c.dtype in COMPLEX and x.tensor.dtype not in COMPLEX:
         half = c.t.cast(x, "f32" if c.dtype == "c64" else "f64")
-        zero = c.t.full(0.0, x.tensor.shape, half.tensor.dtype)
-        return c.extern("aten.complex.default", half, zero, types=c.type(x.tensor.shape))  # type: ignore[no-any-return]
+        return c.of_parts(half, c.t.full(0.0, x.tensor.shape, half.tensor.dtype))
     if x.tensor.dtype in COMPLEX:
         return x if x.tensor.dtype == c.dtype else c.extern(  # type: ignore[no-any-return]
             "prims.convert_element_type.default", x, {"c64": torch.complex64, "c128": torch.complex128}[c.dtype],
@@ -99,8 +98,32 @@ def dynamic_conv(c: Call) -> Any:
 
 def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int], dilated: Sequence[int],
                pairs: Sequence[tuple[Size, Size]]) -> Value:
-    rank, groups = len(strides), c.attr("feature_group_count", 1)
+    """Complex numbers by their parts. Whole numbers by sums of f64, which are exact: of those of 32 bits in halves."""
     x, kernel = (_as_result(c, k) for k in (0, 1))
+
+    def done(one: Value, other: Value) -> Value:
+        return _of_floats(c, one, other, how, strides, spread, dilated, pairs)
+    if c.dtype in COMPLEX:
+        (a, b), (p, q) = c.parts(x), c.parts(kernel)
+        return c.of_parts(c.op("sub", done(a, p), done(b, q)), c.op("add", done(a, q), done(b, p)))
+    if kind_of(x.tensor.dtype) == "float":
+        return done(x, kernel)
+    if c.dtype in ("bool", "i64", "u64"):
+        raise Decline("of bools or whole numbers of 64 bits")
+    wide = (c.op("cast", one, dtype="i64") for one in (x, kernel))
+    (low, high), (low_kernel, high_kernel) = ((c.op("bit_and", one, 0xFFFF), c.op("shift_right", one, 16))
+                                              for one in wide)
+
+    def whole(*values: Value) -> Value:
+        return c.op("cast", done(*(c.op("cast", one, dtype="f64") for one in values)), dtype="i64")
+    mixed = c.op("add", whole(low, high_kernel), whole(high, low_kernel))
+    total = c.op("add", whole(low, low_kernel), c.op("shift_left", mixed, 16))
+    return c.wrapped(c.op("cast", total, dtype=held(c.dtype)))
+
+
+def _of_floats(c: Call, x: Value, kernel: Value, how: Any, strides: Sequence[int], spread: Sequence[int],
+               dilated: Sequence[int], pairs: Sequence[tuple[Size, Size]]) -> Value:
+    rank, groups = len(strides), c.attr("feature_group_count", 1)
     x = c.t.permute(x, [how["input_batch_dimension"], how["input_feature_dimension"], *how["input_spatial_dimensions"]])
     kernel = c.t.permute(kernel, [how["kernel_output_feature_dimension"], how["kernel_input_feature_dimension"],
                                   *how["kernel_spatial_dimensions"]])
@@ -108,8 +131,6 @@ def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int],
     flipped = tuple(2 + d for d in range(rank) if reversal is not None and reversal[d])
     if flipped:
         kernel = c.op("flip", kernel, dims=flipped)
-    if kind_of(x.tensor.dtype) != "float":
-        raise Decline("of numbers that are no floats")
     batches = c.attr("batch_group_count", 1)
     if batches > 1:  # groups of the batch are features of one image
         n, features, *space = x.tensor.shape
@@ -135,11 +156,15 @@ def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int],
         if isinstance(left, int) and left < 0:
             left = -strides[d]  # the window fits nowhere
         shape.append(floordiv(left, strides[d]) + 1 if strides[d] > 1 else left + 1)
-    if rank > 3 or rank < 1:
+    if rank > 3:
         raise Decline(f"convolutions over {rank} dims")
+    if not rank:  # over one dim of size 1
+        x, kernel = (c.t.reshape(one, (*one.tensor.shape, 1)) for one in (x, kernel))
+        strides, dilated, inside, shape = (1,), (1,), [0], [*shape, 1]
     found = c.t.full(0.0, shape, x.tensor.dtype) if 0 in shape else c.aten(
-        aten.convolution.default, x, kernel, None, list(strides), inside, list(dilated), False, [0] * rank,
-        groups, types=c.type(shape))
+        aten.convolution.default, x, kernel, None, list(strides), inside, list(dilated), False, [0] * len(strides),
+        groups, types=c.type(shape, x.tensor.dtype))
+    found = c.t.reshape(found, shape[:rank + 2])
     order = [0] * (rank + 2)
     for place, d in enumerate((how["output_batch_dimension"], how["output_feature_dimension"],
                                *how["output_spatial_dimensions"])):
@@ -165,14 +190,14 @@ def triangular_solve(c: Call) -> Any:
         order = [*range(a.tensor.rank - 2), a.tensor.rank - 1, a.tensor.rank - 2]
         a, upper = c.t.permute(a, order), not upper
         if way == "ADJOINT" and c.dtype in COMPLEX:
-            raise Decline("the adjoint of complex numbers")
+            a = c.aten(aten.conj_physical.default, a, types=a.tensor.dense())
     return c.extern("aten.linalg_solve_triangular.default", a, b, upper=upper, left=bool(c.attr("left_side", True)),
                     unitriangular=bool(c.attr("unit_diagonal", False)), types=b.tensor.dense())
 
 
 def complex_zeros(c: Call, shape: Sequence[Size]) -> Any:
     half = c.t.full(0.0, shape, "f64" if c.dtype == "c128" else "f32")
-    return c.extern("aten.complex.default", half, half, types=c.type(shape))
+    return c.of_parts(half, half)
 
 
 @translates("fft")

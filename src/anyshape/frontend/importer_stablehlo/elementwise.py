@@ -170,34 +170,27 @@ def _less_unsigned(c: Call, x: Value, y: Value) -> Value:
 
 
 def _complex_less(c: Call, x: Value, y: Value) -> Value:
-    (a, b), (p, q) = _parts(c, x), _parts(c, y)
+    (a, b), (p, q) = c.parts(x), c.parts(y)
     return c.op("where", c.op("eq", a, p), c.op("lt", b, q), c.op("lt", a, p))
-
-
-def _parts(c: Call, x: Value) -> tuple[Value, Value]:
-    half = "f32" if x.tensor.dtype == "c64" else "f64"
-    kind = c.type(x.tensor.shape, half)
-    return (c.extern("aten.real.default", x, types=kind), c.extern("aten.imag.default", x, types=kind))
 
 
 @translates("real")
 def real(c: Call) -> Any:
     x = c.value(0)
-    return _parts(c, x)[0] if c.given(0) in COMPLEX else x
+    return c.parts(x)[0] if c.given(0) in COMPLEX else x
 
 
 @translates("imag")
 def imag(c: Call) -> Any:
     x = c.value(0)
     if c.given(0) in COMPLEX:
-        return _parts(c, x)[1]
+        return c.parts(x)[1]
     return c.t.full(0.0, x.tensor.shape, x.tensor.dtype)
 
 
 @translates("complex")
 def complex_(c: Call) -> Any:
-    x, y = c.same(c.values())
-    return c.extern("aten.complex.default", x, y, types=c.type(x.tensor.shape))
+    return c.of_parts(*c.same(c.values()))
 
 
 @translates("divide")
@@ -312,7 +305,7 @@ def compare(c: Call) -> Any:
     x, y = c.same(c.values())
     way, dtype = c.attr("comparison_direction"), c.given(0)
     if dtype in COMPLEX:
-        (a, b), (p, q) = _parts(c, x), _parts(c, y)
+        (a, b), (p, q) = c.parts(x), c.parts(y)
         if way in ("EQ", "NE"):
             equal = c.op("bit_and", c.op("eq", a, p), c.op("eq", b, q))
             return equal if way == "EQ" else c.op("bit_not", equal)
@@ -341,8 +334,10 @@ def _reinterpreted(c: Call, x: Value, dtype: str) -> Value:
 @translates("bitcast_convert")
 def bitcast_convert(c: Call) -> Any:
     x, given, dtype = c.value(0), c.given(0), c.dtype
-    if given in COMPLEX or dtype in COMPLEX or "bool" in (given, dtype) or _bits(given) != _bits(dtype):
-        raise Decline("between dtypes of different sizes")
+    if given in COMPLEX or dtype in COMPLEX or "bool" in (given, dtype):
+        raise Decline("of complex numbers or bools")
+    if _bits(given) != _bits(dtype):
+        return _resized(c, x, _bits(given), _bits(dtype))
     if given in MASKED:  # to the signed dtype of that size
         x = c.op("cast", x, dtype={"u16": "i16", "u32": "i32"}[given])
     between = {"u16": "i16", "u32": "i32", "u64": "i64"}.get(dtype, dtype)
@@ -352,6 +347,27 @@ def bitcast_convert(c: Call) -> Any:
     if dtype in MASKED:
         x = c.wrapped(c.op("cast", x, dtype=held(dtype)))
     return x
+
+
+def _resized(c: Call, x: Value, have: int, want: int) -> Value:
+    """Bits of one number as those of several, the lowest ones first, along a last dim that is new; or the reverse."""
+    if kind_of(x.tensor.dtype) == "float":
+        x = _reinterpreted(c, x, f"i{have}")
+    bits = c.op("cast", x, dtype="i64")
+    if have < 64:
+        bits = c.op("bit_and", bits, (1 << have) - 1)
+    count, small = max(have, want) // min(have, want), min(have, want)
+    if have > want:
+        bits = c.t.reshape(bits, (*bits.tensor.shape, 1))
+    shape = (*bits.tensor.shape[:-1], count)
+    steps = c.t.broadcast(c.t.reshape(c.op("mul", c.t.iota(count), small), (1,) * (len(shape) - 1) + (count,)), shape)
+    if have > want:
+        bits = c.op("bit_and", c.op("shift_right", c.t.broadcast(bits, shape), steps), (1 << small) - 1)
+    else:
+        bits = c.op("sum", c.op("shift_left", bits, steps), dims=(len(shape) - 1,), keep=False)
+    if kind_of(held(c.dtype)) == "float":
+        return _reinterpreted(c, c.op("cast", bits, dtype=f"i{want}"), c.dtype)
+    return c.op("cast", bits, dtype=held(c.dtype))
 
 
 MASKED = ("u16", "u32")
@@ -382,7 +398,7 @@ def convert(c: Call) -> Any:
     if given == dtype:
         return x
     if given in COMPLEX and dtype not in COMPLEX:
-        x = _parts(c, x)[0]
+        x = c.parts(x)[0]
         given = x.tensor.dtype
     if dtype in COMPLEX:
         if given in COMPLEX:
@@ -390,7 +406,7 @@ def convert(c: Call) -> Any:
                             {"c64": torch.complex64, "c128": torch.complex128}[dtype], types=c.type(x.tensor.shape))
         half = "f32" if dtype == "c64" else "f64"
         x = _cast(c, x, given, half)
-        return c.extern("aten.complex.default", x, c.t.full(0.0, x.tensor.shape, half), types=c.type(x.tensor.shape))
+        return c.of_parts(x, c.t.full(0.0, x.tensor.shape, half))
     return _cast(c, x, given, dtype)
 
 
@@ -413,14 +429,24 @@ def _cast(c: Call, x: Value, given: str, dtype: str) -> Value:
 
 @translates("reduce_precision")
 def reduce_precision(c: Call) -> Any:
+    """By rounding bits, as XLA does it: what is too large becomes infinite, what is too small 0."""
     x, exponent, mantissa = c.value(0), c.attr("exponent_bits"), c.attr("mantissa_bits")
-    dtype = {(5, 10): "f16", (8, 7): "bf16", (8, 23): "f32", (11, 52): "f64"}.get((exponent, mantissa))
-    widths = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
-    if exponent >= widths[c.dtype][0] and mantissa >= widths[c.dtype][1]:
+    have_exponent, have = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}[c.dtype]
+    if exponent >= have_exponent and mantissa >= have:
         return x
-    if dtype is None:
-        raise Decline(f"to floats with {exponent} bits of exponent and {mantissa} of mantissa")
-    return c.t.cast(c.t.cast(x, dtype), c.dtype)
+    bits = _reinterpreted(c, x, f"i{1 + have_exponent + have}")
+    if mantissa < have:
+        last = c.op("bit_and", c.op("shift_right", bits, have - mantissa), 1)  # ties go to even
+        bits = c.op("add", bits, c.op("add", last, (1 << (have - mantissa - 1)) - 1))
+        bits = c.op("bit_and", bits, -(1 << (have - mantissa)))
+    found = _reinterpreted(c, bits, c.dtype)
+    if exponent < have_exponent:
+        size, most = c.op("abs", found), (1 << (exponent - 1)) - 1
+        found = c.op("where", c.op("ge", size, 2.0 ** (most + 1)), c.op("copysign", c.t.full(
+            math.inf, x.tensor.shape, c.dtype), x), found)
+        found = c.op("where", c.op("lt", size, 2.0 ** (1 - most)), c.op("copysign", c.t.full(
+            0.0, x.tensor.shape, c.dtype), x), found)
+    return c.op("where", c.op("isnan", x), x, found)
 
 
 @translates("optimization_barrier", "sdy.sharding_constraint")

@@ -7,6 +7,7 @@ A rule returns None, or raises Unknown, where the program has to compute the ten
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +68,13 @@ def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return a / b
     if not b.all():
         raise Unknown
-    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype) if a.dtype.kind == "i" else a // b
+    return a // b + ((a % b != 0) & ((a < 0) != (b < 0)))  # toward 0
+
+
+def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind == "i" and (b < 0).any():
+        raise Unknown
+    return np.power(a, b)
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -90,7 +97,8 @@ def _shifted(a: np.ndarray, b: np.ndarray, logical: bool) -> np.ndarray:
         unsigned = np.dtype(f"u{a.dtype.itemsize}")
         plain, far = a.astype(unsigned), b.astype(unsigned)
         return np.where(far < bits, plain >> np.minimum(far, bits - 1).astype(unsigned), 0).astype(a.dtype)
-    return a >> np.minimum(b.astype(np.uint64), bits - 1).astype(a.dtype)
+    signed = a.view(f"i{a.dtype.itemsize}")  # the highest bit is the sign, also of numbers without one
+    return (signed >> np.minimum(b.astype(np.uint64), bits - 1).astype(signed.dtype)).view(a.dtype)
 
 
 def _left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -110,7 +118,7 @@ for _name, _plain, _symbolic in (
         ("negate", np.negative, lambda c, a: -a), ("sign", np.sign, _sign),
         ("abs", np.abs, lambda c, a: a if prove_nonnegative(c.walk.facts, a) else a * _sign(c, a)),
         ("and", np.bitwise_and, None), ("or", np.bitwise_or, None), ("xor", np.bitwise_xor, None),
-        ("not", np.invert, None), ("power", np.power, lambda c, a, b: k.power(a, b)),
+        ("not", np.invert, None), ("power", _power, lambda c, a, b: k.power(a, b)),
         ("shift_left", _left, None), ("shift_right_logical", lambda a, b: _shifted(a, b, True), None),
         ("shift_right_arithmetic", lambda a, b: _shifted(a, b, False), None),
         ("sqrt", np.sqrt, None), ("floor", np.floor, None), ("ceil", np.ceil, None), ("is_finite", np.isfinite, None)):
@@ -202,7 +210,8 @@ def convert(c: Call) -> Any:
     if c.dtype in WHOLE and one.array.dtype.kind == "f":
         if not np.isfinite(one.array).all():
             return None
-        return made(one.array.astype(np.int64).astype(numpy_dtype(c.dtype)), c.dtype)
+        wide = np.uint64 if c.dtype == "u64" and (one.array >= 0).all() else np.int64
+        return made(one.array.astype(wide).astype(numpy_dtype(c.dtype)), c.dtype)
     return made(one.array.astype(numpy_dtype(c.dtype)), c.dtype)
 
 
@@ -276,10 +285,11 @@ def numbers_of(one: Known) -> Any:
 def _broadcast(c: Call, shape: tuple[Any, ...]) -> Any:
     if any(isinstance(n, Expr) for n in shape) or int(np.prod(shape, dtype=np.int64)) > MOST:
         return None
-    middle = [1] * len(shape)
-    for at, size in zip(c.attr("broadcast_dimensions"), c.inputs[0].shape, strict=True):
+    dims, middle = c.attr("broadcast_dimensions"), [1] * len(shape)
+    for at, size in zip(dims, c.inputs[0].shape, strict=True):
         middle[at] = size
-    return made(np.broadcast_to(c.inputs[0].array.reshape(middle), shape).copy(), c.dtype)
+    array = np.transpose(c.inputs[0].array, np.argsort(dims)).reshape(middle)
+    return made(np.broadcast_to(array, shape).copy(), c.dtype)
 
 
 @folds("broadcast_in_dim")
@@ -310,7 +320,8 @@ def iota(c: Call) -> Any:
 def gather(c: Call) -> Any:
     """Of a line, as TensorFlow takes sizes of a shape."""
     line, places, how = *c.inputs, c.attr("dimension_numbers")
-    if len(line.shape) != 1 or how["offset_dims"] or how["collapsed_slice_dims"] != (0,):
+    if len(line.shape) != 1 or how["offset_dims"] or how["collapsed_slice_dims"] != (0,) or how[
+            "start_index_map"] != (0,):
         return None
     index = numbers_in(places).astype(np.int64)
     if how["index_vector_dim"] < index.ndim:
@@ -344,7 +355,7 @@ _absorbing("or", True)
 
 @folds("reverse")
 def reverse(c: Call) -> Any:
-    return Known(np.flip(c.inputs[0].array, c.attr("dimensions")), c.dtype)
+    return Known(np.asarray(np.flip(c.inputs[0].array, c.attr("dimensions"))), c.dtype)
 
 
 @folds("reduce")
@@ -357,14 +368,19 @@ def reduce(c: Call) -> Any:
             "stablehlo.maximum": k.largest, "stablehlo.minimum": k.smallest}.get(body[0]) if len(body) == 1 else None
     if what is None:
         return None
-    one = Known(objects(c.inputs[0]), c.dtype)
-    lines = np.moveaxis(one.array, c.attr("dimensions"), range(len(c.attr("dimensions"))))
-    kept = lines.shape[len(c.attr("dimensions")):]
-    lines = lines.reshape(-1, int(np.prod(kept, dtype=np.int64)))
+    count = len(c.attr("dimensions"))
+    lines = np.moveaxis(objects(c.inputs[0]), c.attr("dimensions"), range(count))
+    kept = lines.shape[count:]
+    lines = lines.reshape(math.prod(lines.shape[:count]), math.prod(kept))
     result = np.empty(lines.shape[1], object)
     for column in range(lines.shape[1]):
-        total = c.inputs[1].items()[0]
-        for item in lines[:, column]:
-            total = what(total, item)
-        result[column] = total
+        result[column] = _wrapped(functools.reduce(what, lines[:, column], c.inputs[1].items()[0]), c.dtype)
     return made(result.reshape(kept), c.dtype)
+
+
+def _wrapped(number: Any, dtype: str) -> Any:
+    """A number as that many bits hold it; formulas stay."""
+    if not isinstance(number, int):
+        return number
+    limits = np.iinfo(numpy_dtype(dtype))
+    return (number - int(limits.min)) % (int(limits.max) - int(limits.min) + 1) + int(limits.min)

@@ -2,7 +2,8 @@
 
 A gather is an index into the flat operand, computed per element of the result; a scatter adds (or the like) each
 element of its updates at an index of the flat operand. Start indices of a gather are clamped so that its windows are
-inside; updates of a scatter whose window is not inside are left out (StableHLO specification, gather and scatter).
+inside (StableHLO specification, gather); updates of a scatter whose window is not wholly inside are left out, as XLA
+does it, where the specification leaves out single elements.
 """
 from __future__ import annotations
 
@@ -205,6 +206,10 @@ def scatter(c: Call) -> Any:
         row = {"scatter_add": "scatter_amax", "scatter_mul": "scatter_amin"}.get(row, row)
         whole = [c.op("cast", one, dtype="i8") for one in (x, updates)]
         return c.op("ne", _scattered(c, row, *whole), 0)
+    if c.dtype in COMPLEX:
+        if row not in ("scatter", "scatter_add"):
+            raise Decline("products or orders of complex numbers")
+        return c.by_parts(lambda one, other: _scattered(c, row, one, other), x, updates)
     found = _scattered(c, row, x, updates)
     return c.wrapped(found) if c.dtype in MASKS else found
 
@@ -241,6 +246,4 @@ def _scattered(c: Call, row: str, x: Value, updates: Value) -> Value:
     places = c.t.reshape(c.t.broadcast(spot, part), (count,))
     values = c.t.reshape(updates, (count,))
     target = c.t.reshape(x, (total,))
-    if c.dtype in COMPLEX:
-        raise Decline("of complex numbers")
     return c.t.reshape(c.op(row, target, values, places, dim=0), shape)

@@ -249,6 +249,8 @@ def _data(attribute: Any) -> Any:
 
 def _dense(attribute: Any) -> np.ndarray:
     kind = type_of(attribute.type)
+    if not len(attribute):  # of some dtypes numpy gets none of the right one
+        return np.zeros(list(kind.static or ()), numpy_dtype(kind.dtype))
     try:
         return np.array(attribute).reshape(kind.static)
     except TypeError:

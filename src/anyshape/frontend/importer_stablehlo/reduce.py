@@ -46,8 +46,10 @@ def _is_neutral(one: Any, name: str, dtype: str) -> bool:
     value = one.array.reshape(-1)[0]
     if name in ("add", "or"):
         return bool(value == 0)
-    if name in ("multiply", "and"):
+    if name == "multiply":
         return bool(value == 1)
+    if name == "and":
+        return bool(value == np.invert(np.zeros_like(value)))
     if dtype in COMPLEX:
         return False
     kind = one.array.dtype
@@ -428,10 +430,6 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
     """(operand, descending) of what a sort goes by, the first one first: by trying its body on numbers."""
     body = c.operation.regions[0]
     count = len(c.inputs)
-    kinds = [body.types[2 * k].dtype for k in range(count)]
-    if any(kind in COMPLEX for kind in kinds):
-        raise Decline("by complex numbers")
-
     def less(first: Sequence[int], second: Sequence[int]) -> bool:
         given = [n for pair in zip(first, second, strict=True) for n in pair]
         found = _probe(c, body, *given)
@@ -448,6 +446,8 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
             keys.append((k, down))
     if not keys or less(equal, equal):
         raise Decline("its body is no order")
+    if any(body.types[2 * k].dtype in COMPLEX for k, _ in keys):
+        raise Decline("by complex numbers")
     # the order among keys: which decides where two disagree
     def before(a: tuple[int, bool], b: tuple[int, bool]) -> bool:
         first, second = [0] * count, [0] * count

@@ -83,14 +83,18 @@ def counted(c: Call, shape: Sequence[Size], dim: int, dtype: str) -> Value:
 
 @translates("iota")
 def iota(c: Call) -> Any:
-    if c.dtype in COMPLEX:
-        raise Decline("complex numbers in order")
-    return c.wrapped(counted(c, c.shape, c.attr("iota_dimension"), c.dtype))
+    return _counted(c, c.shape)
 
 
 @translates("dynamic_iota")
 def dynamic_iota(c: Call) -> Any:
-    return c.wrapped(counted(c, c.sizes(0), c.attr("iota_dimension"), c.dtype))
+    return _counted(c, c.sizes(0))
+
+
+def _counted(c: Call, shape: Sequence[Size]) -> Value:
+    half = {"c64": "f32", "c128": "f64"}.get(c.dtype, c.dtype)
+    line = c.wrapped(counted(c, shape, c.attr("iota_dimension"), half))
+    return c.of_parts(line, c.t.full(0.0, shape, half)) if c.dtype in COMPLEX else line
 
 
 @translates("reverse")
@@ -181,6 +185,13 @@ def dynamic_update_slice(c: Call) -> Any:
     starts = {d: clamped(c, c.inputs[2 + d], shape[d] - part[d]) for d in moving}
     if not moving:
         return update
+    if c.dtype in COMPLEX:
+        return c.by_parts(lambda one, other: _updated(c, one, other, moving, starts), x, update)
+    return _updated(c, x, update, moving, starts)
+
+
+def _updated(c: Call, x: Value, update: Value, moving: Sequence[int], starts: dict[int, Any]) -> Value:
+    shape, part = x.tensor.shape, update.tensor.shape
     if len(moving) == 1 and isinstance(starts[moving[0]], int):
         return c.op("overwrite", x, update, dim=moving[0], start=starts[moving[0]], step=1)
     # a row of places for each moving dim, which come first in both
@@ -220,14 +231,7 @@ def padded(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], fill: A
     if all(a == 0 and b == 0 for a, b in zip(low, high, strict=True)):
         return x
     if x.tensor.dtype in COMPLEX:
-        shape = [n + a + b for n, a, b in zip(x.tensor.shape, low, high, strict=True)]
-        pairs = [n for pair in reversed(list(zip(low, high, strict=True))) for n in pair]
-        if isinstance(fill, Value):
-            raise Decline("complex numbers padded with one that is computed")
-        zero = c.extern("aten.constant_pad_nd.default", x, pairs, 0, types=c.type(shape, x.tensor.dtype))
-        if complex(fill) == 0:
-            return zero
-        raise Decline("complex numbers padded with another than 0")
+        return c.by_parts(lambda part, one: padded(c, part, low, high, one), x, fill)
     if not isinstance(fill, Value):
         if kind_of(x.tensor.dtype) == "float":
             fill = float(fill)

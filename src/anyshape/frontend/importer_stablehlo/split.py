@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from anyshape.base.errors import InputError
 from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type
 
+CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}  # the attribute that names the function
 CONSTANTS = ("stablehlo.constant", "arith.constant", "shape.const_shape", "shape.const_size")
 MOST_OPERATIONS = 400_000  # after inlining
 
@@ -76,10 +77,11 @@ class _Inliner:
         for one in block.operations:
             self.done += 1
             inputs = tuple(known.get(name, name) for name in one.inputs)
-            if one.name == "func.call":
-                callee = self.module.functions.get(one.attributes["callee"])
+            if one.name in CALLS:
+                name = one.attributes[CALLS[one.name]]
+                callee = self.module.functions.get(name)
                 if callee is None:
-                    raise InputError(f"there is no function {one.attributes['callee']}", where=str(one),
+                    raise InputError(f"there is no function {name}", where=str(one),
                                      why="a call names it", do="check where the module comes from")
                 inner = dict(zip(callee.body.arguments, inputs, strict=True))
                 self._into(found, callee.body, inner, numbers, depth + 1)

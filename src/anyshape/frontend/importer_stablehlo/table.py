@@ -223,6 +223,22 @@ class Call:
         found, why = translated(self.t, target, arguments, keywords, types)
         return found if not why else self.extern(str(target), *arguments, types=types, why=why, **keywords)
 
+    def parts(self, x: Value) -> tuple[Value, Value]:
+        """The real and the imaginary part of complex numbers."""
+        kind = self.type(x.tensor.shape, "f32" if x.tensor.dtype == "c64" else "f64")
+        return (self.extern("aten.real.default", x, types=kind), self.extern("aten.imag.default", x, types=kind))
+
+    def of_parts(self, real: Value, imaginary: Value) -> Value:
+        """Complex numbers of both parts."""
+        kind = self.type(real.tensor.shape, "c64" if real.tensor.dtype == "f32" else "c128")
+        return self.extern("aten.complex.default", real, imaginary, types=kind)  # type: ignore[no-any-return]
+
+    def by_parts(self, work: Callable[..., Value], *values: Any) -> Value:
+        """What moves or adds complex numbers, done to their real parts and to their imaginary ones."""
+        pairs = [self.parts(one) if isinstance(one, Value) else (complex(one).real, complex(one).imag)
+                 for one in values]
+        return self.of_parts(work(*(one for one, _ in pairs)), work(*(one for _, one in pairs)))
+
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
                **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""

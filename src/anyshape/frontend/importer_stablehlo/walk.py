@@ -20,6 +20,7 @@ from anyshape.backend.interface import Target
 from anyshape.base.errors import AnyShapeError, InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
+from anyshape.frontend.importer.untraced_extern import extern_call
 from anyshape.frontend.importer_stablehlo import (
     contract,
     control,
@@ -32,7 +33,7 @@ from anyshape.frontend.importer_stablehlo import (
 )
 from anyshape.frontend.importer_stablehlo.fold import FOLDS, made
 from anyshape.frontend.importer_stablehlo.module import Block, Module, Operation, Type
-from anyshape.frontend.importer_stablehlo.table import ROWS, Call, Equal, held
+from anyshape.frontend.importer_stablehlo.table import COMPLEX, ROWS, Call, Equal, held
 from anyshape.frontend.symbols.known import Comparison, Known, Unknown
 from anyshape.frontend.symbols.named_sizes import NamedSizes
 from anyshape.frontend.symbols.node_metadata import check_bound
@@ -78,6 +79,19 @@ class Imported:
     externs: list[tuple[str, str, str]]
 
 
+class ComplexTranslator(Translator):
+    """A translator that puts complex numbers in order before their shape changes, which kernels do for other dtypes."""
+
+    def reshape(self, x: Value, shape: Sequence[Size]) -> Value:
+        """As of `Translator`."""
+        if x.tensor.dtype in COMPLEX and x.tensor.shape != tuple(shape):
+            node = next((node for node in reversed(self.builder.nodes) if x in node.outputs), None)
+            if node is not None and node.op != "extern":
+                x = extern_call(self.builder, "aten._reshape_copy.default", (x, list(x.tensor.shape)), {},
+                                x.tensor.dense(), lambda one: one)
+        return super().reshape(x, shape)
+
+
 class Walk:
     """One pass over a module's main function.
 
@@ -90,7 +104,7 @@ class Walk:
         self.module = module
         self.facts = facts
         self.builder = Builder("main", facts)
-        self.t = Translator(self.builder, NamedSizes(facts), target)
+        self.t: Translator = ComplexTranslator(self.builder, NamedSizes(facts), target)
         self.arguments = arguments
         self.probing = probing
         self.asserted: list[Comparison] = []

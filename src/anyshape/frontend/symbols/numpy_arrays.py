@@ -36,5 +36,7 @@ def to_tensor(array: np.ndarray) -> torch.Tensor:
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # the name takes as long as all the rest
         return to_tensor(array.view(np.int16)).view(torch.bfloat16)
     array = np.ascontiguousarray(array) if array.ndim else array
+    if min(array.strides, default=0) < 0:  # of sizes 0 and 1, which numpy takes for contiguous
+        array = array.copy()
     return torch.from_numpy(array if array.flags.writeable and array.dtype.isnative else array.astype(
         array.dtype.newbyteorder("="), copy=True))

@@ -1,0 +1,128 @@
+"""Operations of StableHLO at the ends of what they take: folded when compiling, and computed, to the same numbers."""
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax import numpy as jnp
+
+import anyshape
+
+DRAW = np.random.default_rng(0)
+
+
+def results(text: str, *arguments: Any) -> tuple[np.ndarray, ...]:
+    found = anyshape.compile_stablehlo(text)(*arguments)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def test_what_is_folded_gives_what_is_computed() -> None:
+    """Sums that wrap, quotients of the lowest number, dims in another order, reductions of nothing, signs of bits."""
+    add = """({ ^bb0(%x: tensor<i16>, %y: tensor<i16>): %o = stablehlo.add %x, %y : tensor<i16>
+                stablehlo.return %o : tensor<i16> })"""
+    text = f"""module {{ func.func @main() -> (tensor<i16>, tensor<2xi64>, tensor<3x2xi8>, tensor<0xi16>,
+            tensor<2xui16>, tensor<2xi16>, tensor<0x2xbf16>, tensor<1x2xi8>, tensor<ui64>, tensor<1xi8>, tensor<ui16>,
+            tensor<f32>) {{
+      %a = stablehlo.constant dense<[32767, 32767, 5]> : tensor<3xi16>
+      %zero = stablehlo.constant dense<0> : tensor<i16>
+      %wrapped = "stablehlo.reduce"(%a, %zero) {add} {{dimensions = array<i64: 0>}}
+          : (tensor<3xi16>, tensor<i16>) -> tensor<i16>
+      %low = stablehlo.constant dense<[-9223372036854775808, -7]> : tensor<2xi64>
+      %by = stablehlo.constant dense<[3, 2]> : tensor<2xi64>
+      %quotient = stablehlo.divide %low, %by : tensor<2xi64>
+      %m = stablehlo.constant dense<[[1, 2, 3], [4, 5, 6]]> : tensor<2x3xi8>
+      %turned = stablehlo.broadcast_in_dim %m, dims = [1, 0] : (tensor<2x3xi8>) -> tensor<3x2xi8>
+      %none = stablehlo.constant dense<> : tensor<3x0xi16>
+      %nothing = "stablehlo.reduce"(%none, %zero) {add} {{dimensions = array<i64: 0>}}
+          : (tensor<3x0xi16>, tensor<i16>) -> tensor<0xi16>
+      %bits = stablehlo.constant dense<[65535, 4]> : tensor<2xui16>
+      %one = stablehlo.constant dense<1> : tensor<2xui16>
+      %shifted = stablehlo.shift_right_arithmetic %bits, %one : tensor<2xui16>
+      %base = stablehlo.constant dense<[-1, 3]> : tensor<2xi16>
+      %exponent = stablehlo.constant dense<[-3, 2]> : tensor<2xi16>
+      %power = stablehlo.power %base, %exponent : tensor<2xi16>
+      %empty = stablehlo.constant dense<> : tensor<0x2xbf16>
+      %line = stablehlo.constant dense<[[1, 2]]> : tensor<1x2xi8>
+      %flipped = stablehlo.reverse %line, dims = [0] : tensor<1x2xi8>
+      %large = stablehlo.constant dense<1.0e+19> : tensor<f64>
+      %whole = stablehlo.convert %large : (tensor<f64>) -> tensor<ui64>
+      %five = stablehlo.constant dense<[5]> : tensor<1xi8>
+      %places = stablehlo.constant dense<> : tensor<1x0xi8>
+      %taken = "stablehlo.gather"(%five, %places) <{{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0],
+          index_vector_dim = 1>, slice_sizes = array<i64: 1>}}> : (tensor<1xi8>, tensor<1x0xi8>) -> tensor<1xi8>
+      %one_bit = stablehlo.constant dense<1> : tensor<ui16>
+      %seven = stablehlo.constant dense<7> : tensor<ui16>
+      %masked = "stablehlo.reduce"(%seven, %one_bit) ({{ ^bb0(%x: tensor<ui16>, %y: tensor<ui16>):
+          %o = stablehlo.and %x, %y : tensor<ui16> stablehlo.return %o : tensor<ui16> }}) {{dimensions = array<i64>}}
+          : (tensor<ui16>, tensor<ui16>) -> tensor<ui16>
+      %half = stablehlo.constant dense<0.5> : tensor<f32>
+      %same = stablehlo.reverse %half, dims = [] : tensor<f32>
+      return %wrapped, %quotient, %turned, %nothing, %shifted, %power, %empty, %flipped, %whole, %taken, %masked, %same
+          : tensor<i16>, tensor<2xi64>, tensor<3x2xi8>, tensor<0xi16>, tensor<2xui16>, tensor<2xi16>, tensor<0x2xbf16>,
+            tensor<1x2xi8>, tensor<ui64>, tensor<1xi8>, tensor<ui16>, tensor<f32> }} }}"""
+    wanted = [3, [-3074457345618258602, -3], [[1, 4], [2, 5], [3, 6]], [], [65535, 2], [-1, 9], np.zeros((0, 2)),
+              [[1, 2]], 10**19, [5], 1, 0.5]
+    for found, want in zip(results(text), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(("wide", "narrow"), (("ui64", "i8"), ("f32", "bf16"), ("i64", "f32"), ("ui32", "ui16")))
+def test_bits_of_several_numbers_are_those_of_one(wide: str, narrow: str) -> None:
+    name = {"ui64": "uint64", "i8": "int8", "f32": "float32", "bf16": "bfloat16", "i64": "int64", "ui32": "uint32",
+            "ui16": "uint16"}
+    whole = np.array([[0x0102F3C4F5867788, 0x3F81C2E3]], np.uint64).astype(f"u{jnp.dtype(name[wide]).itemsize}").view(
+        jnp.dtype(name[wide]))
+    parts = whole.view(jnp.dtype(name[narrow])).reshape(1, 2, -1)
+    count = parts.shape[-1]
+    text = f"""module {{ func.func @main(%a: tensor<1x?x{wide}>, %b: tensor<1x2x{count}x{narrow}>)
+        -> (tensor<1x?x{count}x{narrow}>, tensor<1x2x{wide}>) {{
+      %0 = stablehlo.bitcast_convert %a : (tensor<1x?x{wide}>) -> tensor<1x?x{count}x{narrow}>
+      %1 = stablehlo.bitcast_convert %b : (tensor<1x2x{count}x{narrow}>) -> tensor<1x2x{wide}>
+      return %0, %1 : tensor<1x?x{count}x{narrow}>, tensor<1x2x{wide}> }} }}"""
+    for found, want in zip(results(text, whole, parts), (parts, whole), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint8), want.view(np.uint8))
+
+
+def same(function: Any, *arguments: Any) -> None:
+    """As XLA."""
+    found = anyshape.jax.jit(function, strict=True)(*arguments)
+    for have, want in zip(jax.tree.leaves(found), jax.tree.leaves(jax.jit(function)(*arguments)), strict=True):
+        assert have.dtype == want.dtype
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+
+
+def test_complex_numbers_are_moved() -> None:
+    def moved(x: Any, part: Any, at: Any) -> Any:
+        turned = x.transpose(2, 1, 0).reshape(4, 6)
+        return (turned @ turned.T, lax.pad(x, x[0, 0, 0], ((1, -1, 1), (0, 2, 0), (-1, 0, 0))),
+                x.at[at, 1:].add(part[0]), lax.dynamic_update_slice(x, part, (at, 1, at)),
+                lax.iota(jnp.complex64, 3), lax.sort((x.real, x), num_keys=1)[1])
+    draw = (DRAW.normal(size=(2, 3, 4, 2)).astype("f4").view("c8"))[..., 0]
+    same(moved, draw, draw[:1, :2], np.int32(1))
+
+
+@pytest.mark.parametrize("dtype", ("complex64", "int8", "int32", "uint32"))
+def test_convolutions_of_other_numbers(dtype: str) -> None:
+    """Sums of whole numbers wrap."""
+    kind = jnp.dtype(dtype)
+    x, kernel = ((DRAW.integers(-2**31, 2**31, shape).astype(kind) if kind.kind in "iu" else DRAW.normal(
+        size=(*shape, 2)).astype("f4").view(kind)[..., 0]) for shape in ((2, 4, 5, 6), (6, 2, 2, 3)))
+    same(lambda x, k: lax.conv_general_dilated(x, k, (2, 1), ((1, 1), (2, -1)), (1, 2), (2, 1), feature_group_count=2),
+         x, kernel)
+
+
+def test_a_convolution_over_no_dims_is_a_product() -> None:
+    same(lambda x, k: lax.conv_general_dilated(x, k, (), ()), *(DRAW.normal(size=shape).astype("f4")
+                                                                for shape in ((3, 4), (5, 4))))
+
+
+@pytest.mark.parametrize("bits", ((5, 10), (8, 7), (4, 3), (8, 2), (2, 30)))
+def test_precision_is_reduced_as_by_xla(bits: tuple[int, int]) -> None:
+    """What is below the smallest normal number is 0."""
+    x = np.concatenate([DRAW.normal(size=64) * 2.0 ** DRAW.integers(-40, 40, 64), [
+        np.nan, np.inf, -np.inf, 0.0, -0.0, 65519, 65520, 6e-5, 6.1e-5, 6.1035156e-5, -1e-8, 240, 248]]).astype("f4")
+    found = anyshape.jax.jit(lambda x: lax.reduce_precision(x, *bits), strict=True)(x)
+    np.testing.assert_array_equal(found, jax.jit(lambda x: lax.reduce_precision(x, *bits))(x))
