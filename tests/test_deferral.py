@@ -274,6 +274,30 @@ def test_background_with_a_graph_break() -> None:
     assert model.programs and noted == list(range(12))
 
 
+class Nearest(nn.Module):
+    """Asks the data once, with a dim of size 1 on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ready", torch.tensor([True]))
+        self.register_buffer("book", torch.randn(1, 16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(1, -1, 8)
+        if not self.ready:
+            flat = flat + 1
+        return (flat @ self.book.transpose(1, 2)).softmax(-1)
+
+
+def test_a_part_with_a_size_of_1_is_compiled_in_the_first_call() -> None:
+    module = Nearest()
+    model = anyshape.compile(module, defer=True)
+    for sizes in ((2, 5), (3, 7), (1, 4)):
+        x = torch.randn(*sizes, 8)
+        torch.testing.assert_close(model(x), module(x))
+        assert len(model.programs) == 2 and "not compiled yet" not in str(model.explain())
+
+
 def test_background_from_several_threads() -> None:
     module = Asks().eval()
     model = compiled(module, background=True)

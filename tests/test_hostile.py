@@ -18,9 +18,10 @@ import pytest
 import torch
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import anyshape
@@ -733,3 +734,27 @@ def test_gradients_are_computed_after_a_trace_in_a_transform_has_failed() -> Non
     torch.testing.assert_close(fast(x), curvature(x))
     gc.collect()
     assert (torch.ones(2, requires_grad=True) * 2).requires_grad
+
+
+class Bag:
+    """A node of pytrees that cannot be flattened before it is made."""
+
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        torch._dynamo.graph_break()
+        self.values = dict(values)
+
+
+def test_a_node_of_pytrees_that_is_made_in_a_frame_of_its_own() -> None:
+    pytree.register_pytree_node(Bag, lambda bag: ([*bag.values.values()], [*bag.values]),
+                                lambda values, names: Bag(dict(zip(names, values, strict=True))))
+
+    def f(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        bag = Bag({"a": x.relu(), "b": x + 1})
+        return bag.values["a"] * bag.values["b"]
+
+    fast = anyshape.compile(f)
+    for rows in (3, 5, 1):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(fast(x), f(x))
+    assert fast.programs

@@ -53,6 +53,9 @@ BART = Args(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_he
             encoder_ffn_dim=37, decoder_ffn_dim=37, dropout=0.0, use_cache=False)
 EXPERTS = Args(num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                shared_expert_intermediate_size=16, num_local_experts=4, intermediate_size=48, use_cache=False)
+LATENT = Args(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+              n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=16,
+              n_shared_experts=1, first_k_dense_replace=1, use_cache=False)
 STATES = Args(state_size=8, use_cache=False)
 SPEECH = Args(conv_dim=[8] * 7, feat_proj_dropout=0.0, layerdrop=0.0, num_conv_pos_embeddings=16,
               num_conv_pos_embedding_groups=2, activation_dropout=0.0, hidden_dropout=0.0, apply_spec_augment=False)
@@ -106,6 +109,11 @@ TRANSFORMERS = [
                    resid_pdrop=0.0, embd_pdrop=0.0, hidden_dropout=0.0),
     *_transformers(_lm, TEXTS, "Qwen2Moe Olmoe Phimoe GraniteMoe", "ForCausalLM", **EXPERTS),
     *_transformers(_lm, TEXTS, "Mamba FalconMamba", "ForCausalLM", **STATES),
+    *_transformers(_lm, TEXTS, "Mamba2", "ForCausalLM", **STATES, expand=2, head_dim=16, num_heads=4, n_groups=1,
+                   chunk_size=8),
+    *_transformers(_lm, TEXTS, "RecurrentGemma", "ForCausalLM", **GROUPED, lru_width=32, attention_window_size=16,
+                   block_types=["recurrent", "attention"]),
+    *_transformers(_lm, TEXTS, "DeepseekV3", "ForCausalLM", **LATENT),
     *_transformers(_translation, TEXTS, "T5 MT5 UMT5", **T5),
     *_transformers(_translation, TEXTS, "Bart MBart Pegasus Marian M2M100 Blenderbot PLBart", **BART),
     *_transformers(_pixels, IMAGES, "ResNet Segformer PoolFormer PvtV2", **{
@@ -199,7 +207,11 @@ class TwoLayers(nn.Module):
 
 HEADS = Args(heads=2, concat=False)
 GEOMETRIC: dict[str, dict[str, Any]] = {"SAGEConv": {}, "GCNConv": {}, "GATConv": HEADS, "GATv2Conv": HEADS,
-                                        "TransformerConv": HEADS, "ChebConv": dict(K=2)}
+                                        "TransformerConv": HEADS, "ChebConv": dict(K=2), "GraphConv": {},
+                                        "LEConv": {}, "ClusterGCNConv": {}, "SGConv": dict(K=2), "TAGConv": dict(K=2),
+                                        "ARMAConv": {}, "FeaStConv": {}, "MFConv": dict(max_degree=4), "FiLMConv": {},
+                                        "SuperGATConv": HEADS, "ResGatedGraphConv": {}, "GeneralConv": {},
+                                        "HypergraphConv": {}, "SSGConv": dict(alpha=0.1)}
 
 
 def _geometric(name: str) -> Case:
@@ -220,7 +232,11 @@ X_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "plain": {}, "rotary": dict(rotary_pos_emb=True), "ALiBi": dict(alibi_pos_bias=True),
     "relative positions": dict(rel_pos_bias=True), "gated": dict(ff_glu=True, ff_swish=True),
     "RMSNorm": dict(use_rmsnorm=True, attn_qk_norm=True), "memory": dict(attn_num_mem_kv=4),
-    "macaron": dict(macaron=True)}
+    "macaron": dict(macaron=True), "hyper-connections": dict(num_residual_streams=2),
+    "value residual": dict(add_value_residual=True), "talking heads": dict(attn_pre_talking_heads=True),
+    "shifted tokens": dict(shift_tokens=1), "residual attention": dict(residual_attn=True),
+    "gated residual": dict(gate_residual=True), "sandwich norm": dict(sandwich_norm=True),
+    "grouped queries": dict(attn_kv_heads=2), "CoPE": dict(attn_use_cope=True)}
 
 
 def _x_transformers(name: str) -> Case:

@@ -299,7 +299,7 @@ class CompiledCallable:
         done = False
         call = Call()
         plain, tracing = call.plain, self.oblivious.tracing
-        self.ordinary.tracing.general = not failed_before
+        self.ordinary.tracing.general = not failed_before and not (tracing.failure and not tracing.codes)
         where = f" ({tracing.where})" if tracing.where else ""
         self.ordinary.tracing.broken = tracing.broken and internals.can_add_guards()
         self.ordinary.tracing.forced = f"{tracing.failure}{where}" if tracing.failure else ""

@@ -149,7 +149,7 @@ class Tracing:
         if code in self.left:
             return self.left[code]
         piece = self._place(code, call)
-        tensors = [one for one in pytree.tree_leaves(list(frame.f_locals.values())) if isinstance(one, Tensor)]
+        tensors = _tensors(frame.f_locals)
         if any(value.is_nested for value in tensors):
             return self._nested(call)
         if self.oblivious:
@@ -161,7 +161,7 @@ class Tracing:
             call.reason = call.reason or self.skipped.get(code, UNKNOWN)
             return api.plain_frame()
         told = self._told(frame, piece)
-        pattern = small_sizes(list(frame.f_locals.values()))
+        pattern = small_sizes(tensors)
         config = self.compilation.config
         if pattern is None or not (told.numbers or told.uncovered or self.general):
             pattern = None if told.cause is None or not config.dynamic else \
@@ -433,6 +433,17 @@ def check_nested(config: Config) -> None:
         LimitError: under a limit in bytes.
     """
     refuse(config.replace(strict=config.strict or config.fullgraph), NESTED, do="use padded tensors")
+
+
+def _tensors(values: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the locals of a frame, in order."""
+    found: list[Any] = []
+    for value in values.values():
+        try:
+            found += pytree.tree_leaves(value)
+        except (AttributeError, KeyError):  # an object that is being made has not yet what its flattening reads
+            continue
+    return [one for one in found if isinstance(one, Tensor)]
 
 
 def _buffer_sizes(values: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
