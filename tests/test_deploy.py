@@ -199,6 +199,26 @@ def test_nesting_dtypes_and_numbers_come_back(tmp_path: Path) -> None:
     assert torch.equal(found["more"][1][0], wanted["more"][1][0]) and found["more"][1][1] == 6
 
 
+class Mathematics(nn.Module):
+    """Functions of the C library: the rare ones, and those of large arguments."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.abs() + 1
+        rare = (torch.acos, torch.asin, torch.atan, torch.sinh, torch.cosh, torch.asinh, torch.lgamma, torch.erfc)
+        return [*(function(x / 100) for function in rare), torch.acosh(y), torch.atanh(x / 100), torch.tan(x),
+                torch.sin(x * 1e6), torch.cos(x * 1e6), torch.atan2(x, y), torch.fmod(x, y), torch.hypot(x, y), y ** x,
+                torch.nextafter(x, y)]
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_functions_of_the_c_library(dtype: torch.dtype, tmp_path: Path) -> None:
+    path = saved(tmp_path, Mathematics(), torch.randn(5, dtype=dtype), dims=1)
+    x = torch.linspace(-9, 9, 37, dtype=dtype)
+    with load(path, trust_native=True) as run:
+        for found, wanted in zip(run(x), Mathematics()(x), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
 class Products(nn.Module):
     """Products that numpy does where there is no BLAS: those of f64."""
 

@@ -444,7 +444,8 @@ def test_every_row_is_sampled() -> None:
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, *RECURRENCES, "matmul", "matmul_add",
                        "convolution",
                        "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
-                       "grouped_inner", "matmul_bytes", "conv_bytes", "recurrence", *ROUTING, *SCATTERS, *COLLECTIVES}
+                       "grouped_inner", "matmul_bytes", "conv_bytes", "recurrence", "recurrence_bytes",
+                       *ROUTING, *SCATTERS, *COLLECTIVES}
 
 
 def test_every_scalar_operation_has_a_row() -> None:

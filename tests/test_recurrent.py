@@ -16,7 +16,7 @@ from anyshape.base.errors import VerifyError
 from anyshape.compiler.driver import compile_graph
 from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
-from anyshape.ops.recurrence import CELLS, blocks
+from anyshape.ops.recurrence import CELLS, blocks, words
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 
 
@@ -57,6 +57,27 @@ graph example(x: f32[t, b, 12], w: f32[1, 3, 4, 16], bias: f32[1, 4, 16], h: f32
             verify(parse(text.replace(old, new)))
 
 
+def test_a_quantised_state_is_what_the_op_means():
+    for hidden, reverse in ((1, False), (16, True), (37, True)):
+        n, word = blocks(hidden), words(hidden)
+        made = parse(f"""
+graph example(x: f32[t, b, {4 * hidden}], w: i8[{n}, {word}, 4, 16, 4], sums: i32[{n}, 4, 16],
+              scales: f32[{n}, 4, 16], h: f32[b, {hidden}], c: f32[b, {hidden}])
+  y, last, c_1, bytes = recurrence_bytes(x, w, sums, scales, h, c | reverse={reverse})  f32[t, b, {hidden}], """
+                     f"f32[b, {hidden}], f32[b, {hidden}], u8[b, {4 * word}]\n  return y, last, c_1\n")
+        program = compile_graph(made, Config()).executable
+        w = torch.randint(-127, 128, (n, word, 4, 16, 4), dtype=torch.int8)
+        w[:, -1, ..., hidden - 4 * (word - 1):] = 0
+        numbers = [w, w.sum((1, 4), dtype=torch.int32), torch.rand(n, 4, 16) / (60 * hidden ** 0.5)]
+        for time, batch in ((5, 3), (1, 1), (0, 2), (3, 0), (7, 13)):
+            inputs = [torch.randn(time, batch, 4 * hidden), *numbers, torch.randn(batch, hidden) / 3,
+                      torch.randn(batch, hidden)]
+            wanted, _, _ = interpret(made, inputs)
+            torch.testing.assert_close(list(program(list(inputs))), wanted, rtol=1e-5, atol=1e-5)
+        inputs[4][0, 0] = torch.nan  # its range is none, and so is no state of any row
+        assert program(list(inputs))[0].isnan().all()
+
+
 def model(op: str, direction: str = "forward", hidden: int = 21, given: bool = False, **attrs: Any) -> Any:
     """An ONNX model of one layer; `given`: first states and weights are inputs. With its constants."""
     draw = np.random.default_rng(0)
@@ -94,6 +115,43 @@ def test_onnx_layers_are_recurrences(op, attrs):
             for a, b in zip(run(**feed), theirs.run(None, feed), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         assert "onnx." not in str(run.explain())
+
+
+@pytest.mark.parametrize("unsigned, direction", [(False, "bidirectional"), (True, "reverse")])
+def test_quantised_lstms_are_recurrences_of_bytes(unsigned, direction):
+    """The routine beside the step that does it time by time, which lengths ask for."""
+    draw, hidden, count = np.random.default_rng(0), 21, 2 if direction == "bidirectional" else 1
+    kind, zero = (np.uint8, 128) if unsigned else (np.int8, 0)
+    constants = {
+        "w": draw.integers(-127, 128, (count, 6, 4 * hidden)), "r": draw.integers(-127, 128, (count, hidden, 4 * hidden)),
+        "w_scale": draw.random((count, 4 * hidden)) / 300, "r_scale": draw.random(count) / 300,
+        "w_zero": np.full((count, 4 * hidden), zero), "r_zero": np.full(count, zero),
+        "b": draw.standard_normal((count, 8 * hidden)) * 0.3}
+    made = {name: (value + (zero if name in ("w", "r") else 0)).astype(
+        kind if name in ("w", "r", "w_zero", "r_zero") else np.float32) for name, value in constants.items()}
+    inputs = {"x": ["t", "n", 6], "h0": [count, "n", hidden], "c0": [count, "n", hidden], "lengths": ["n"]}
+
+    def layer(lengths):
+        node = helper.make_node(
+            "DynamicQuantizeLSTM", ["x", "w", "r", "b", lengths, "h0", "c0", "", "w_scale", "w_zero", "r_scale", "r_zero"],
+            ["y", "h", "c"], hidden_size=hidden, direction=direction, domain="com.microsoft")
+        graph = helper.make_graph(
+            [node], "layer", [helper.make_tensor_value_info(
+                name, TensorProto.INT32 if name == "lengths" else TensorProto.FLOAT, shape)
+                for name, shape in inputs.items() if name != "lengths" or lengths],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "h", "c")],
+            [numpy_helper.from_array(array, name) for name, array in made.items()])
+        return anyshape.compile_onnx(helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 14), helper.make_opsetid("com.microsoft", 1)], ir_version=8))
+
+    run, by_time = layer(""), layer("lengths")
+    for time, batch in ((5, 3), (1, 1), (9, 4)):
+        feed = {name: draw.standard_normal([{"t": time, "n": batch}.get(size, size) for size in shape]).astype(np.float32)
+                for name, shape in inputs.items() if name != "lengths"}
+        wanted = by_time(**feed, lengths=np.full(batch, time, np.int32))
+        for a, b in zip(run(**feed), wanted, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+    assert "onnx.lstm" not in str(run.explain()) and "onnx.lstm" in str(by_time.explain())
 
 
 def test_a_recurrent_model_is_deployed_without_torch(tmp_path):

@@ -3,8 +3,10 @@ and then executed, never both (W^X).
 
     objects -> one mapping, read and write -> sections copied, addresses filled in -> read and execute
 
-LLVM's objects of our kernels need five kinds of relocation and three outside functions. Everything else is refused, and
-every number of an object is checked before it is used: System V ABI, AMD64 supplement, chapter 4.
+LLVM's objects of our kernels need five kinds of relocation, and of outside functions three of memory and those of the
+C library's mathematics that a kernel may call lane by lane (backend/cpu/llvm/libm.py) or that LLVM makes of them.
+Everything else is refused, and every number of an object is checked before it is used: System V ABI, AMD64 supplement,
+chapter 4.
 """
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _SYMBOL, _RELOCATION = struct.Struct("<I2BH2Q"), struct.Struct("<2Qq")
 _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
 _WRITE, _ALLOC = 1, 2
 _ABSOLUTE, _RELATIVE, _BY_WORD = 1, (2, 4), (9, 41, 42)  # R_X86_64_64; PC32, PLT32; GOTPCREL and its relaxed forms
-OUTSIDE = ("memcpy", "memset", "memmove")
+_MATHEMATICS = ("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp",
+                "exp10", "exp2", "expm1", "fmod", "hypot", "ldexp", "lgamma", "log", "log10", "log1p", "log2",
+                "nextafter", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma")
+OUTSIDE = frozenset(("memcpy", "memset", "memmove", *_MATHEMATICS, *(f"{name}f" for name in _MATHEMATICS)))
 MOST_BYTES = 256 << 20
 MOST_SECTIONS, MOST_SYMBOLS = 4096, 65536
 _STUB = 16  # bytes of a jump to an outside function, or of a word that holds an address
@@ -125,7 +130,10 @@ class LoadedObjects:
             image.refuse(f"the symbol {symbol.name!r:.80} is not there")
         found = self.known.get((symbol.name, 0))
         if found is None:
-            address = ctypes.cast(getattr(ctypes.CDLL(None), symbol.name), ctypes.c_void_p).value
+            function = getattr(ctypes.CDLL(None), symbol.name, None)
+            if function is None:
+                image.refuse(f"the C library of this process has no function {symbol.name!r}")
+            address = ctypes.cast(function, ctypes.c_void_p).value
             # jmp *[rip + 0], and the address
             found = self.known[symbol.name, 0] = self._stub(b"\xff\x25\0\0\0\0" + struct.pack("<Q", address))
         return found

@@ -23,7 +23,8 @@ from anyshape.base.errors import ArtifactError
 
 
 def encode(machine: Any, modules: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The members of a file for modules of machine code."""
+    """The members of a file for modules of machine code, which this process can load."""
+    LoadedObjects(modules)
     found: dict[str, bytes] = {}
     names = {}
     for module, code in modules.items():

@@ -13,7 +13,8 @@ from anyshape.runtime.numpy_ops import reason_against
 FORMAT, VERSION = "anyshape", 1
 WITH_VECTORS = 2  # the version of files with test vectors, which readers of version 1 do not know
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
-NATIVE = (*PRODUCTS, "attention", "recurrence", "direct_conv", "conv_bytes", "grouped_conv", *GROUPED, *ROUTING)
+NATIVE = (*PRODUCTS, "attention", "recurrence", "recurrence_bytes", "direct_conv", "conv_bytes", "grouped_conv",
+          *GROUPED, *ROUTING)
 
 
 def check(plan: Plan, name: str, weights: Container[int]) -> None:

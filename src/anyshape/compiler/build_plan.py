@@ -367,7 +367,7 @@ class _Assembly:
         inputs = tuple(self.window(v) for v in node.values())
         if node.op in ("direct_conv", "conv_bytes"):
             inputs = (self.dense(inputs[0], node), *inputs[1:])
-        if node.op == "recurrence":
+        if node.op in ("recurrence", "recurrence_bytes"):
             inputs = tuple(one if place == 0 and self.in_rows(one) else self.dense(one, node, place)
                            for place, one in enumerate(inputs))
         outputs = tuple(self.define(v.name, v.tensor.dense()) for v in node.outputs)

@@ -13,6 +13,7 @@ from anyshape.backend.cpu.bytecode.format import (
     ATTENTION,
     BANDS,
     BYTE_CONV,
+    BYTE_RECURRENCE,
     CALL,
     COPY,
     DIRECT_CONV,
@@ -36,6 +37,7 @@ from anyshape.backend.cpu.bytecode.format import (
     AttentionStep,
     Block,
     ByteConvStep,
+    ByteRecurrenceStep,
     CopyStep,
     DirectConvStep,
     Functions,
@@ -79,6 +81,7 @@ from anyshape.backend.cpu.routines.packed_gemm import run_byte_conv, run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
 from anyshape.backend.cpu.routines.recurrence import run_recurrence
+from anyshape.backend.cpu.routines.recurrence.quantized import run_byte_recurrence
 from anyshape.backend.cpu.routines.route_plan import run_route_plan, run_segments
 from anyshape.backend.cpu.routines.threads import look, parallel_for, share
 from anyshape.backend.cpu.routines.topk import run_topk
@@ -142,6 +145,8 @@ def run_plan(block: Block) -> int:
             run_byte_conv(block, ByteConvStep(step))
         elif op == RECURRENCE:
             run_recurrence(block, RecurrenceStep(step))
+        elif op == BYTE_RECURRENCE:
+            run_byte_recurrence(block, ByteRecurrenceStep(step))
         elif op == TOPK:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:

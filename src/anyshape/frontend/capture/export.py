@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
 
 
 def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
-    with compat.compile_lock(), fx_in_this_thread():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+        # PyTorch copies a structure whose class it has deprecated itself
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         decomposed = exported.run_decompositions(decompositions.table())
     signature = decomposed.graph_signature
     for spec in signature.input_specs:

@@ -32,6 +32,7 @@ from anyshape.frontend.importer_onnx import (
     pointwise,
     qdq,
     quantize,
+    quantized_recurrent,
     recurrent,
     reduce,
     shape,
@@ -64,7 +65,8 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
+TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent,
+          quantized_recurrent, signal)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs

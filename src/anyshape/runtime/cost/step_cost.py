@@ -41,6 +41,8 @@ def work_of(step: Step) -> tuple[Size, Size]:
             work = 2 * step.outputs[0].type.count * second.type.shape[1] * second.type.shape[3]
         elif step.op == "recurrence":
             work = 2 * first.type.count * second.type.shape[1]
+        elif step.op == "recurrence_bytes":
+            work = 2 * first.type.count * second.type.shape[1] * second.type.shape[-1]
         elif step.op == "grouped":  # its rows may be gathered
             work = 2 * step.outputs[0].type.count * first.type.shape[-1]
         elif step.op in ATTENTION:  # scores, and what they weigh

@@ -131,6 +131,28 @@ def recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor])
     return (torch.stack(results) if results else gates.new_zeros(0, *state.shape), state, *cell)
 
 
+def byte_recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of `recurrence_bytes` of ops/recurrence.py, time by time."""
+    gates, weights, sums, scales, state, cell = operands
+    (batch, hidden), room = state.shape, weights.shape[1] * weights.shape[-1]
+    turned = weights.permute(1, 4, 2, 0, 3).reshape(room, weights.shape[2], -1)[..., :hidden].reshape(room, -1)
+    sums, scales = (one.permute(1, 0, 2).reshape(one.shape[1], -1)[:, :hidden].reshape(-1) for one in (sums, scales))
+    results: list[torch.Tensor] = [state] * gates.shape[0]
+    whole = state.new_zeros((batch, room), dtype=torch.uint8)
+    for turn in range(gates.shape[0] if batch else 0):
+        time = gates.shape[0] - 1 - turn if attrs["reverse"] else turn
+        low, high = state.min().clamp(max=0), state.max().clamp(min=0)
+        scale = (high - low) / 255
+        scale = torch.where(scale == 0, 1.0, scale)
+        zero = (-low / scale).clamp(0, 255).round()
+        whole[:, :hidden] = ((state / scale).round() + zero).clamp(0, 255).to(torch.uint8)
+        found = (whole.double() @ turned.double() - zero.double() * sums.double()).float() * (scale * scales)
+        i, f, g, o = (a + b for a, b in zip(gates[time].split(hidden, -1), found.split(hidden, -1), strict=True))
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        state = results[time] = o.sigmoid() * cell.tanh()
+    return (torch.stack(results) if results else gates.new_zeros(0, *state.shape), state, cell, whole)
+
+
 def routing_by_torch(op: str, attrs: dict[str, Any], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a step of ops/routing.py."""
     if op == "topk":

@@ -24,6 +24,7 @@ from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
 from anyshape.runtime.torch_ops.fallbacks import (
     by_torch,
+    byte_recurrence_by_torch,
     direct_conv_by_torch,
     grouped_by_torch,
     grouped_conv_by_torch,
@@ -312,6 +313,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
     "conv_bytes": lambda a, x, w: torch.from_numpy(byte_conv(a, x.cpu().numpy(), w.cpu().numpy())).to(x.device),
     "recurrence": lambda a, *x: recurrence_by_torch(a, x),
+    "recurrence_bytes": lambda a, *x: byte_recurrence_by_torch(a, x),
     **{name: functools.partial(routing_by_torch, name) for name in ROUTING},
 }
 

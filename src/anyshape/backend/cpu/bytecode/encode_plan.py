@@ -17,7 +17,12 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
-from anyshape.backend.cpu.bytecode.encode_recurrence import RecurrenceSpec, recurrence_words
+from anyshape.backend.cpu.bytecode.encode_recurrence import (
+    ByteRecurrenceSpec,
+    RecurrenceSpec,
+    byte_recurrence_words,
+    recurrence_words,
+)
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, attention_words, kind_words, product_words
 from anyshape.backend.cpu.bytecode.products import (
@@ -59,7 +64,7 @@ def _operands(step: LibraryStep) -> tuple[Window, ...]:
     return (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
 
 
-_AnySpec = ConvSpec | RoutingSpec | RecurrenceSpec
+_AnySpec = ConvSpec | RoutingSpec | RecurrenceSpec | ByteRecurrenceSpec
 
 
 def encode(plan: Plan, kernels: Mapping[str, int], products: Products,
@@ -111,6 +116,7 @@ class PlanEncoder:
         return f"template(({values}), {more})", {
             "template": found, "int64_array": int64_array, "bits": bits, "routing": routing_words,
             "recurrence": partial(recurrence_words, machine),
+            "byte_recurrence": partial(byte_recurrence_words, machine),
             "grouped_conv": partial(grouped_conv_words, machine), "specs": self.specs}
 
     def steps(self) -> list[list[int]]:
@@ -207,6 +213,9 @@ class PlanEncoder:
             attrs = dict(step.attrs)
             named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places))
             return self.encoded(f"recurrence({named}, {types})")
+        if step.op == "recurrence_bytes":
+            named = self.spec(ByteRecurrenceSpec(number, bool(dict(step.attrs)["reverse"]), places))
+            return self.encoded(f"byte_recurrence({named}, {types})")
         raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                           why="the host knows products, attention, routing and recurrences only",
                           do="make it an extern step")

@@ -12,9 +12,10 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import recurrence
 from anyshape.backend.cpu.native.compiler import words_of
-from anyshape.ops.recurrence import CELLS, blocks
+from anyshape.ops.recurrence import CELLS, blocks, words
 
 _words = host.RecurrenceStep.encoder()
+_byte_words = host.ByteRecurrenceStep.encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,29 @@ def recurrence_words(machine: Machine, spec: RecurrenceSpec, windows: tuple[Any,
         bias=bias, h=h, c=c, y=y, last_h=last_h, last_c=last_c[0] if last_c else (-1, 0), time=shape[0], batch=shape[1],
         hidden=hidden, blocks=blocks(hidden), gates_count=CELLS[spec.cell], gates_time=4 * strides[0],
         gates_row=4 * strides[1], reverse=int(spec.reverse), height=recurrence.height(machine), function=function)
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRecurrenceSpec:
+    """The same of `recurrence_bytes`."""
+
+    number: int
+    reverse: bool
+    places: tuple[tuple[int, int], ...]
+    dtype: str = recurrence.BYTES_FAMILY
+
+
+def byte_recurrence_words(machine: Machine, spec: ByteRecurrenceSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step, as above."""
+    places = [(slot, offset * item) for (slot, item), (_, _, offset) in zip(spec.places, windows, strict=True)]
+    gates, weights, sums, scales, h, c, y, last_h, last_c, state = places
+    (shape, strides, _), (_, hidden) = windows[0], windows[4][0]
+    if not shape[1]:
+        return []
+    return _byte_words(
+        op=host.BYTE_RECURRENCE, length=words_of(host.ByteRecurrenceStep), number=spec.number, gates=gates,
+        weights=weights, sums=sums, scales=scales, h=h, c=c, y=y, last_h=last_h, last_c=last_c, state=state,
+        time=shape[0], batch=shape[1], hidden=hidden, blocks=blocks(hidden), words=words(hidden),
+        gates_time=4 * strides[0], gates_row=4 * strides[1], reverse=int(spec.reverse),
+        height=recurrence.height(machine),
+        function=host.RECURRENT + recurrence.routines().index(f"cell_bytes_{recurrence.HEIGHTS[0]}"))

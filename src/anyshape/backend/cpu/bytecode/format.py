@@ -291,6 +291,31 @@ class RecurrenceStep(Step):
     function: i64  # entry of the routine for so many; the next one is that for one row
 
 
+class ByteRecurrenceStep(Step):
+    """The same of an LSTM whose state and weights are quantised."""
+
+    gates: Nested[Place]
+    weights: Nested[Place]
+    sums: Nested[Place]
+    scales: Nested[Place]
+    h: Nested[Place]
+    c: Nested[Place]
+    y: Nested[Place]
+    last_h: Nested[Place]
+    last_c: Nested[Place]
+    state: Nested[Place]  # quantised
+    time: i64
+    batch: i64
+    hidden: i64
+    blocks: i64  # of hidden units
+    words: i64  # of a state
+    gates_time: i64  # bytes from time to time, and from row to row of the gates
+    gates_row: i64
+    reverse: i64  # 1: the last time comes first
+    height: i64  # rows at a time
+    function: i64  # entry of the routine for so many; then come those for one row, and for quantising a state
+
+
 class RoutePlanStep(Step):
     """A counting sort of choices by branch (backend/cpu/routines/route_plan.py)."""
 
@@ -544,6 +569,7 @@ GROUPED_CONV = 14  # convolutions of groups of rows
 DIRECT_CONV = 15  # convolutions with channels last
 RECURRENCE = 16  # recurrent cells over time
 BYTE_CONV = 17  # convolutions of 8-bit numbers
+BYTE_RECURRENCE = 18  # recurrent cells over time, of 8-bit numbers
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 

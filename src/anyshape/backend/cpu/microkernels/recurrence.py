@@ -5,6 +5,14 @@
            weights [blocks, hidden, gates, 16], bias [blocks, gates, 16]; steps: bytes from row to row, cells' those of
            hidden; rows: a multiple of those that the routine does at a time
 
+    bytes  (weights, sums, scales, before, before_step, gates, gates_step, cells, after, after_step, rows, blocks,
+            hidden, words, scale, zero)
+           an LSTM from a quantised state, before u8 [rows, words, 4]; weights i8 [blocks, words, 4, 16, 4], sums i32
+           and scales f32 [blocks, 4, 16]; scale: the bits of the state's, zero: its zero point
+
+    quantize  (state, rows, hidden, bytes, bytes_step, found)
+           u8 rows of bytes from state [rows, hidden]; at found its scale, as bits, and its zero point, 8 bytes each
+
 The sums of all gates of a vector of units stay in registers over the product with the state, and go through the
 activations there: no gate is written to memory. A block's weights are read once for all rows. All take i64.
 """
@@ -13,14 +21,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from anyshape.backend.cpu.llvm import vector_math
+from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
-from anyshape.ops.recurrence import BLOCK, CELLS
+from anyshape.ops.recurrence import BLOCK, CELLS, WORD
 
 FAMILY = "recurrence"  # what stands for the dtype of its products: programs without a recurrence do not compile it
 ARGUMENTS = ("weights", "bias", "before", "before_step", "gates", "gates_step", "cells", "after", "after_step", "rows",
              "blocks", "hidden")
+BYTES_FAMILY = "recurrence_bytes"
+BYTES_ARGUMENTS = ("weights", "sums", "scales", "before", "before_step", "gates", "gates_step", "cells", "after",
+                   "after_step", "rows", "blocks", "hidden", "words", "scale", "zero")
+QUANTIZE_ARGUMENTS = ("state", "rows", "hidden", "bytes", "bytes_step", "found")
 HEIGHTS = ("many", "one")  # rows at a time
 
 
@@ -31,21 +44,27 @@ def height(target: Machine) -> int:
 
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
-    return [f"cell_{cell}_{rows}" for cell in CELLS for rows in HEIGHTS]
+    return [f"cell_{cell}_{rows}" for cell in (*CELLS, "bytes") for rows in HEIGHTS] + ["quantize"]
 
 
 def emit_recurrence(target: Machine, wanted: Collection[str] = (FAMILY,)) -> str:
     """LLVM text of the routines, where they are wanted."""
-    if FAMILY not in wanted:
-        return ""
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name in routines():
-        _, cell, rows = name.split("_")
-        body = _Cell(target, ARGUMENTS)
-        body.emit(cell, height(target) if rows == "many" else 1)
+        _, cell, rows = name.split("_") if name != "quantize" else ("", "", "")
+        if (FAMILY if cell in CELLS else BYTES_FAMILY) not in wanted:
+            continue
+        if not cell:
+            body: Routine = _Quantize(target, QUANTIZE_ARGUMENTS).emitted()
+        elif cell in CELLS:
+            body = _Cell(target, ARGUMENTS).emitted(cell, height(target) if rows == "many" else 1)
+        else:
+            body = _ByteCell(target, BYTES_ARGUMENTS).emitted("lstm", height(target) if rows == "many" else 1)
         declarations |= body.code.declarations
         parts.append(body.text(name))
+    if not parts:
+        return ""
     return "\n\n".join([*parts, *declarations.values()]) + "\n"
 
 
@@ -82,34 +101,54 @@ _CELLS: dict[str, Callable[[Code, list[Value], list[Value], Value, Value | None]
 class _Cell(Routine):
     """One routine."""
 
-    def emit(self, cell: str, height: int) -> None:
+    terms = "hidden"  # how many terms a product has
+
+    def emitted(self, cell: str, height: int) -> _Cell:
+        """Itself, written."""
         code, gates = self.code, CELLS[cell]
-        weights, bias, *_, rows, blocks, hidden = self.given(*ARGUMENTS)
-        size = 4 * BLOCK * gates
+        weights, rows, blocks, hidden, terms = self.given("weights", "rows", "blocks", "hidden", self.terms)
         block = self.loop(blocks)
-        own = self.plus(weights, self.times(self.times(block, hidden), size))
+        own = self.plus(weights, self.times(self.times(block, terms), 4 * BLOCK * gates))
+        units = self.times(block, 4 * BLOCK * gates)  # bytes before a block's, where there is one number for each unit
         first = self.times(block, BLOCK)
         row = code.open_loop(number(0), rows, height)
         for start in range(0, BLOCK, self.lanes):
             unit = self.plus(first, start)
             code.open_if(code.compare("slt", unit, hidden))
             self.units(cell, [self.plus(row, i) for i in range(height)], self.plus(own, 4 * start),
-                       self.plus(self.plus(bias, self.times(block, size)), 4 * start), unit)
+                       self.plus(units, 4 * start), unit)
             code.close_section()
         code.close_section()
         code.close_section()
+        return self
 
-    def units(self, cell: str, rows: list[Value], weights: Value, bias: Value, unit: Value) -> None:
-        """A vector of units of some rows."""
-        code, gates, lanes = self.code, CELLS[cell], self.lanes
-        hidden = self.arguments["hidden"]
+    def units(self, cell: str, rows: list[Value], weights: Value, offset: Value, unit: Value) -> None:
+        """A vector of units of some rows. offset: of its numbers, one for each unit."""
+        code, gates, hidden = self.code, CELLS[cell], self.arguments["hidden"]
+        found = self.products(gates, rows, weights, offset)
+        mask = code.first_lanes(code.binary("sub", hidden, unit), self.lanes)
+        place = self.times(unit, 4)
+        for row, own in zip(rows, found, strict=True):
+            inputs = [self.load_vector(self.plus(self.at("gates", row), self.plus(place, self.times(hidden, 4 * g))),
+                                       mask) for g in range(gates)]
+            kept = self.plus(self.plus(self.arguments["cells"], self.times(row, self.times(hidden, 4))), place)
+            old = self.load_vector(kept, mask) if cell == "lstm" else None
+            state = self.load_vector(self.plus(self.at("before", row), place), mask) if cell == "gru" else own[0]
+            results = _CELLS[cell](code, own, inputs, state, old)
+            self.store_vector(results[0], self.plus(self.at("after", row), place), mask)
+            if cell == "lstm":
+                self.store_vector(results[1], kept, mask)
+
+    def products(self, gates: int, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
+        """The products of each row's state with each gate's weights."""
+        code, lanes = self.code, self.lanes
         sums = [[code.slot(f"sum {i} {g}", "f32", lanes) for g in range(gates)] for i in range(len(rows))]
         for g in range(gates):
-            start = self.load_vector(self.plus(bias, 4 * BLOCK * g), None)
+            start = self.load_vector(self.plus(self.plus(self.arguments["bias"], offset), 4 * BLOCK * g), None)
             for own in sums:
                 self.set(own[g], start)
         before = [self.at("before", row) for row in rows]
-        term = self.loop(hidden)
+        term = self.loop(self.arguments["hidden"])
         place = self.plus(weights, self.times(term, 4 * BLOCK * gates))
         factors = [self.load_vector(self.plus(place, 4 * BLOCK * g), None) for g in range(gates)]
         for own, state in zip(sums, before, strict=True):
@@ -117,19 +156,97 @@ class _Cell(Routine):
             for g in range(gates):
                 self.set(own[g], code.fma(value, factors[g], self.get(own[g])))
         code.close_section()
-        mask = code.first_lanes(code.binary("sub", hidden, unit), lanes)
-        offset = self.times(unit, 4)
-        for row, own, state in zip(rows, sums, before, strict=True):
-            inputs = [self.load_vector(self.plus(self.at("gates", row), self.plus(offset, self.times(hidden, 4 * g))),
-                                       mask) for g in range(gates)]
-            kept = self.plus(self.plus(self.arguments["cells"], self.times(row, self.times(hidden, 4))), offset)
-            old = self.load_vector(kept, mask) if cell == "lstm" else None
-            found = _CELLS[cell](code, [self.get(slot) for slot in own], inputs,
-                                 self.load_vector(self.plus(state, offset), mask), old)
-            self.store_vector(found[0], self.plus(self.at("after", row), offset), mask)
-            if cell == "lstm":
-                self.store_vector(found[1], kept, mask)
+        return [[self.get(slot) for slot in own] for own in sums]
 
     def at(self, name: str, row: Value) -> Value:
         """The address of a row of an operand."""
         return self.plus(self.arguments[name], self.times(row, self.arguments[f"{name}_step"]))
+
+
+class _ByteCell(_Cell):
+    """The routine of a quantised state."""
+
+    terms = "words"
+
+    def products(self, gates: int, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
+        code, lanes = self.code, self.lanes
+        sums = [[code.slot(f"sum {i} {g}", "i32", lanes) for g in range(gates)] for i in range(len(rows))]
+        less = code.spread(code.binary("sub", constant("i32", 0), code.convert("trunc", self.arguments["zero"], "i32")),
+                           lanes)
+        for g in range(gates):
+            place = self.plus(self.plus(self.arguments["sums"], offset), 4 * BLOCK * g)
+            start = code.binary("mul", less, self.load("i32", lanes, place, 4))
+            for own in sums:
+                self.set(own[g], start)
+        before = [self.at("before", row) for row in rows]
+        word = self.loop(self.arguments["words"])
+        place = self.plus(weights, self.times(word, WORD * BLOCK * gates))
+        factors = [self.load("i32", lanes, self.plus(place, WORD * BLOCK * g), 4) for g in range(gates)]
+        for own, state in zip(sums, before, strict=True):
+            value = code.spread(self.load("i32", 0, self.plus(state, self.times(word, WORD)), 1), lanes)
+            for g in range(gates):
+                self.set(own[g], multiply_add(code, BYTES, value, factors[g], self.get(own[g], "i32")))
+        code.close_section()
+        scale = code.spread(code.bits(code.convert("trunc", self.arguments["scale"], "i32"), "f32"), lanes)
+        by = [code.binary("fmul", scale, self.load_vector(
+            self.plus(self.plus(self.arguments["scales"], offset), 4 * BLOCK * g), None)) for g in range(gates)]
+        return [[code.binary("fmul", code.convert("sitofp", self.get(slot, "i32"), "f32"), by[g])
+                 for g, slot in enumerate(own)] for own in sums]
+
+
+class _Quantize(Routine):
+    """The routine that quantises a state."""
+
+    def emitted(self) -> _Quantize:
+        """Itself, written."""
+        code, lanes = self.code, self.lanes
+        ends = {name: code.slot(name, "f32", lanes) for name in ("minimum", "maximum")}
+        for slot in ends.values():  # 0 is always within the range
+            self.set(slot, constant("f32", 0, lanes))
+        self.over(lambda x, mask, place: [
+            self.set(slot, code.intrinsic(name, self.get(slot), x)) for name, slot in ends.items()])
+        low, high = (self.folded(name, self.get(slot)) for name, slot in ends.items())
+        scale = code.binary("fdiv", code.binary("fsub", high, low), constant("f32", 255))
+        scale = code.select(code.compare("oeq", scale, constant("f32", 0)), constant("f32", 1), scale)
+        zero = self.limited(code.intrinsic("rint", self.limited(code.binary("fdiv", code.negate(low), scale))))
+        by, away = code.spread(scale, lanes), code.spread(zero, lanes)
+
+        def quantized(x: Value, mask: Value, place: Value) -> None:
+            whole = code.binary("fadd", code.intrinsic("rint", code.binary("fdiv", x, by)), away)
+            found = code.convert("trunc", code.convert("fptosi", self.limited(whole), "i32"), "i8")
+            code.masked("store", found, self.pointer(place), mask, 1, code.top, False)
+
+        self.over(quantized)
+        found, = self.given("found")
+        self.store(code.convert("zext", code.bits(scale, "i32"), "i64"), found, 8)
+        self.store(code.convert("fptosi", zero, "i64"), self.plus(found, 8), 8)
+        return self
+
+    def over(self, body: Callable[[Value, Value, Value], object]) -> None:
+        """`body(vector, mask, where its bytes go)` for each vector of the state; lanes that are not there are 0."""
+        code, lanes = self.code, self.lanes
+        state, rows, hidden, target, step = self.given("state", "rows", "hidden", "bytes", "bytes_step")
+        row = self.loop(rows)
+        line = self.plus(state, self.times(row, self.times(hidden, 4)))
+        column = code.open_loop(number(0), hidden, lanes)
+        mask = code.first_lanes(code.binary("sub", hidden, column), lanes)
+        body(self.load_vector(self.plus(line, self.times(column, 4)), mask), mask,
+             self.plus(self.plus(target, self.times(row, step)), column))
+        code.close_section()
+        code.close_section()
+
+    def folded(self, name: str, x: Value) -> Value:
+        """All lanes as one."""
+        lanes = x.lanes
+        while lanes > 1:
+            lanes //= 2
+            x = self.code.intrinsic(name, self.code.shuffle(x, range(lanes)),
+                                    self.code.shuffle(x, range(lanes, 2 * lanes)))
+        return self.code.element(x, 0)
+
+    def limited(self, x: Value) -> Value:
+        """Between 0 and 255; a NaN is 0: its scale is none, and all results are."""
+        code = self.code
+        x = code.select(code.compare("ogt", x, constant(x.dtype, 0, x.lanes)), x, constant(x.dtype, 0, x.lanes))
+        return code.select(code.compare("olt", x, constant(x.dtype, 255, x.lanes)), x,
+                           constant(x.dtype, 255, x.lanes))
