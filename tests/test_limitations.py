@@ -311,3 +311,17 @@ def test_results_that_lie_otherwise_than_eager_s(function, x):
     found, wanted = anyshape.compile(lambda x: function(x), strict=True)(x), function(x)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert found.stride() != wanted.stride()
+
+
+def test_strides_of_dims_of_size_1_may_be_other_ones():
+    def function(x):
+        rows, length, width = x.shape
+        side = int(length ** 0.5)
+        return x.transpose(1, 2).reshape(rows, width, side, side) * 2
+
+    fast = anyshape.compile(function, strict=True)
+    for rows in (2, 1):
+        x = torch.randn(rows, 9, 5)
+        found, wanted = fast(x), function(x)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        assert found.stride()[1:] == wanted.stride()[1:] and (found.stride(0) == wanted.stride(0)) == (rows > 1)

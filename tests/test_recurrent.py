@@ -123,7 +123,8 @@ def test_quantised_lstms_are_recurrences_of_bytes(unsigned, direction):
     draw, hidden, count = np.random.default_rng(0), 21, 2 if direction == "bidirectional" else 1
     kind, zero = (np.uint8, 128) if unsigned else (np.int8, 0)
     constants = {
-        "w": draw.integers(-127, 128, (count, 6, 4 * hidden)), "r": draw.integers(-127, 128, (count, hidden, 4 * hidden)),
+        "w": draw.integers(-127, 128, (count, 6, 4 * hidden)),
+        "r": draw.integers(-127, 128, (count, hidden, 4 * hidden)),
         "w_scale": draw.random((count, 4 * hidden)) / 300, "r_scale": draw.random(count) / 300,
         "w_zero": np.full((count, 4 * hidden), zero), "r_zero": np.full(count, zero),
         "b": draw.standard_normal((count, 8 * hidden)) * 0.3}
@@ -133,7 +134,8 @@ def test_quantised_lstms_are_recurrences_of_bytes(unsigned, direction):
 
     def layer(lengths):
         node = helper.make_node(
-            "DynamicQuantizeLSTM", ["x", "w", "r", "b", lengths, "h0", "c0", "", "w_scale", "w_zero", "r_scale", "r_zero"],
+            "DynamicQuantizeLSTM",
+            ["x", "w", "r", "b", lengths, "h0", "c0", "", "w_scale", "w_zero", "r_scale", "r_zero"],
             ["y", "h", "c"], hidden_size=hidden, direction=direction, domain="com.microsoft")
         graph = helper.make_graph(
             [node], "layer", [helper.make_tensor_value_info(
@@ -146,8 +148,9 @@ def test_quantised_lstms_are_recurrences_of_bytes(unsigned, direction):
 
     run, by_time = layer(""), layer("lengths")
     for time, batch in ((5, 3), (1, 1), (9, 4)):
-        feed = {name: draw.standard_normal([{"t": time, "n": batch}.get(size, size) for size in shape]).astype(np.float32)
-                for name, shape in inputs.items() if name != "lengths"}
+        feed = {name: draw.standard_normal(
+            [{"t": time, "n": batch}.get(size, size) for size in shape]).astype(np.float32)
+            for name, shape in inputs.items() if name != "lengths"}
         wanted = by_time(**feed, lengths=np.full(batch, time, np.int32))
         for a, b in zip(run(**feed), wanted, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)

@@ -28,6 +28,7 @@ import numpy as np
 from anyshape_bench.experiments.onnx_models import MODELS, found_in
 from anyshape_bench.harness.machine import machine
 from anyshape_bench.harness.marked_part import show_stored
+from anyshape_bench.harness.runner import environment
 from anyshape_bench.measure import runtime_process
 from anyshape_bench.measure.statistics import geometric_mean, median_of
 
@@ -132,19 +133,20 @@ class Runtime:
     """The process of one runtime with one model."""
 
     def __init__(self, name: str, case: Case, threads: int, feeds: Sequence[Path]) -> None:
+        self.name = name
         script = Path(runtime_process.__file__)
         command = [sys.executable, "-P", str(script), name, str(case.files[name]), str(threads), *map(str, feeds)]
         # byte code of Python is kept, as where packages are installed
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": ""}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment(OMP_NUM_THREADS=str(threads), PYTHONDONTWRITEBYTECODE=""))
         self.start = self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise ChildProcessError(f"{' '.join(self.process.args[3:5])} ended")  # type: ignore[index]
+            raise ChildProcessError(f"{self.name} ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -176,10 +178,10 @@ def measured(case: Case, threads: int, rounds: int, folder: Path) -> dict[str, A
                 row["runtimes"][name] = {**running[name].start, "new": [], "seen": [], "processor": []}
             except ChildProcessError as error:
                 row["errors"][name] = str(error)
-        for feed in range(len(feeds)):
+        for place in range(len(feeds)):
             for name, runtime in list(running.items()):
                 try:
-                    row["runtimes"][name]["new"].append(runtime.calls(feed, 1)["seconds"][0])
+                    row["runtimes"][name]["new"].append(runtime.calls(place, 1)["seconds"][0])
                 except ChildProcessError as error:  # it does not take this shape
                     row["errors"][name] = str(error)
                     del running[name], row["runtimes"][name]
@@ -190,7 +192,7 @@ def measured(case: Case, threads: int, rounds: int, folder: Path) -> dict[str, A
                 for name in order[turn % len(order):] + order[:turn % len(order)]:
                     time.sleep(PAUSE)
                     last = row["runtimes"][name]["new"][-1]
-                    found = running[name].calls(feed, min(MOST, max(3, int(SECONDS / last))))
+                    found = running[name].calls(place, min(MOST, max(3, int(SECONDS / last))))
                     seconds[name] += found["seconds"][1:]
                     processor[name] += found["processor"][1:]
                     row["runtimes"][name].update(resident=found["resident"], peak=found["peak"])

@@ -19,6 +19,11 @@ Progress = Callable[[str, int, int], None]
 ROOTS = (str(Path(anyshape.__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2]))
 
 
+def environment(**settings: str) -> dict[str, str]:
+    """This process's environment with these settings."""
+    return {**os.environ, **settings}
+
+
 def in_turns(backends: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """(round, backend): all backends in each round, which starts with another each time, so that a machine that slows
     down or warms up does not favour the first."""

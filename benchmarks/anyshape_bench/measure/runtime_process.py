@@ -3,8 +3,9 @@
     python -P runtime_process.py RUNTIME MODEL THREADS FEED.npz ...
 
 It is run as a file: importing the package of the benchmarks would import torch, whose time and memory are not this
-runtime's. Each line on standard input is a request in JSON, `{"feed": 0, "calls": 5}`; each answer has the seconds, wall
-and processor time, of every call. The first line that it writes says what importing, loading and memory took.
+runtime's. The first line that it writes says what importing and loading took. Each line on standard input is a request
+in JSON, `{"feed": 0, "calls": 5}`; each answer has the seconds of every call, wall and processor time, and the bytes of
+resident memory, now and at most so far.
 """
 from __future__ import annotations
 

@@ -312,7 +312,8 @@ class CompiledCallable:
                 self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
-            if plain and not is_users_check(error) and refusal(plain[0][1], self.target, arguments, keywords) is not None:
+            if plain and not is_users_check(error) \
+                    and refusal(plain[0][1], self.target, arguments, keywords) is not None:
                 raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:

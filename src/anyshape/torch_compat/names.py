@@ -81,7 +81,8 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
     "torch.fx.experimental._config.backed_size_oblivious", "torch.fx.experimental.sym_node.SymNode",
     f"{SHAPES}make_symbol", f"{SHAPES}_static_eval_sym_bool", f"{SHAPES}_guard_or",
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",
-    f"{SYMPY}functions.Min", f"{SYMPY}functions.TruncToInt", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
+    f"{SYMPY}functions.Min", f"{SYMPY}functions.TruncToInt", "torch._C._select_conv_backend",
+    "torch._C._current_graph_task_id")}
 
 PYTHON_KERNELS = tuple(f"torch.ops.aten.dropout.default.{name}" for name in ("_dispatch_cache", "py_kernels"))
 
@@ -179,6 +180,7 @@ TRACING = {
     "torch.distributions.kl._KL_REGISTRY": Name("divergences of distributions", FEWER),
     "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),
+    "torch._assert": Name("conditions of data that a program checks", "they cut the graph"),
     "torch._assert_async": Name("checks in functions that are traced as ours", FEWER),
     **{f"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default{name}": Name(
         "attention is no random operator", "programs that compute it again are cut in pieces, or run as PyTorch")

@@ -114,9 +114,9 @@ def run_plan(block: Block) -> int:
     look(block)
     workspace = tail(array_at(i64, block), program.workspace)
     step = Step(program + 8 * program.first)
-    op = step.op
     time = read_clock(block, block.times, -1)
-    while op != END:
+    while step.op != END:
+        op = step.op
         block.step = step.number
         length = step.length
         if op == KERNEL:
@@ -165,7 +165,6 @@ def run_plan(block: Block) -> int:
             return CHECK_FAILED
         time = read_clock(block, time, step.number)
         step = Step(step + 8 * length)
-        op = step.op
     return DONE
 
 

@@ -305,8 +305,8 @@ class PredictedShapes:
         return found
 
     def differs(self, inputs: Sequence[Any], strides: bool = False) -> str:
-        """Why these inputs cannot be served, or empty: every shape comes out as predicted, and with `strides` the
-        strides of every output too."""
+        """Why these inputs cannot be served, or empty: every shape comes out as predicted, and so do the strides of
+        every output, with `strides` also those of what draws random numbers in the order of memory."""
         if self.switches:
             return f"{self.switches[0].__name__} cannot be run on shapes alone"
         symbols = self._bind(inputs)

@@ -19,8 +19,9 @@ from anyshape.frontend.recurrent import scans
 from anyshape.torch_compat import get, need
 
 aten = torch.ops.aten
-_legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
-    "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert_async"))
+_legacy_reduction, _reduction_number, _check, _assert, _assert_async = map(need, (
+    "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert",
+    "torch._assert_async"))
 _is_number, _verify_batch_size = map(get, ("torch.fx.experimental.symbolic_shapes.has_static_value",
                                            "torch.nn.functional._verify_batch_size"))
 _KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
@@ -527,7 +528,7 @@ def fake_quantize_per_channel_affine(input: torch.Tensor, scale: torch.Tensor, z
 
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
-    torch._assert: asserted_now,
+    _assert: asserted_now,
     torch._assert_async: asserted,
     torch.addcdiv: addcdiv,
     torch.allclose: allclose,

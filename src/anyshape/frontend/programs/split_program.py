@@ -21,7 +21,7 @@ from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Size, evaluate
-from anyshape.torch_compat import OpOverload, gives_view
+from anyshape.torch_compat import OpOverload, aten, gives_view
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
@@ -66,7 +66,7 @@ def is_number(value: Any) -> bool:
 def decides_by_data(node: Node) -> bool:
     """Whether a call is of an operator that reads a number, or whose data decide the sizes of its result."""
     tags = node.target.tags if isinstance(node.target, OpOverload) else ()
-    return torch.Tag.dynamic_output_shape in tags or node.target is torch.ops.aten._local_scalar_dense.default
+    return torch.Tag.dynamic_output_shape in tags or node.target is aten._local_scalar_dense.default
 
 
 def symbols_written(node: Node) -> set[str]:

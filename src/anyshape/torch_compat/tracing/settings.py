@@ -407,7 +407,8 @@ def is_known_true(condition: torch.SymBool) -> bool:
 
 
 def holds_of_sizes(condition: torch.SymBool, sizes: set[str]) -> bool:
-    """Whether a condition of a trace holds of all numbers, those named `sizes` from 0 on, whatever the trace assumes."""
+    """Whether a condition of a trace holds of all numbers, those named `sizes` from 0 on, whatever the trace assumes.
+    """
     import sympy
     formula = _as_written(condition)
     plain = {symbol: sympy.Symbol(str(symbol), integer=True, nonnegative=str(symbol) in sizes or None)

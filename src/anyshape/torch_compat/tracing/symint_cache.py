@@ -353,8 +353,8 @@ def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | 
 
 def _square_of_root(condition: Any, guard_of: Callable[[Any], bool]) -> bool | None:
     """The answer to how a size compares with the square of its own rounded root, `int(n ** 0.5)`; None for any other
-    condition. They are equal where they are so in this call, which is a guard: a reshape to root by root is a view then,
-    as in eager PyTorch, and has no other use where they differ."""
+    condition. They are equal where they are so in this call, which is a guard: a reshape to root by root is a view
+    then, as in eager PyTorch, and has no other use where they differ."""
     import sympy
     node, formula = condition.node, condition.node.expr
     env, Rounded = node.shape_env, compat.need("torch.utils._sympy.functions.TruncToInt")

@@ -203,8 +203,12 @@ class _Quantize(Routine):
         ends = {name: code.slot(name, "f32", lanes) for name in ("minimum", "maximum")}
         for slot in ends.values():  # 0 is always within the range
             self.set(slot, constant("f32", 0, lanes))
-        self.over(lambda x, mask, place: [
-            self.set(slot, code.intrinsic(name, self.get(slot), x)) for name, slot in ends.items()])
+
+        def within(x: Value, mask: Value, place: Value) -> None:
+            for name, slot in ends.items():
+                self.set(slot, code.intrinsic(name, self.get(slot), x))
+
+        self.over(within)
         low, high = (self.folded(name, self.get(slot)) for name, slot in ends.items())
         scale = code.binary("fdiv", code.binary("fsub", high, low), constant("f32", 255))
         scale = code.select(code.compare("oeq", scale, constant("f32", 0)), constant("f32", 1), scale)
@@ -222,7 +226,7 @@ class _Quantize(Routine):
         self.store(code.convert("fptosi", zero, "i64"), self.plus(found, 8), 8)
         return self
 
-    def over(self, body: Callable[[Value, Value, Value], object]) -> None:
+    def over(self, body: Callable[[Value, Value, Value], None]) -> None:
         """`body(vector, mask, where its bytes go)` for each vector of the state; lanes that are not there are 0."""
         code, lanes = self.code, self.lanes
         state, rows, hidden, target, step = self.given("state", "rows", "hidden", "bytes", "bytes_step")
