@@ -11,6 +11,7 @@ import pytest
 
 import versions
 from anyshape_bench.experiments import (
+    deployed,
     exchange,
     gpu_offline,
     jax_ffi,
@@ -52,7 +53,8 @@ PAGES: dict[str, Callable[[Path], str]] = {
 
 # tables inside other pages: the page, and what renders the one file of the folder
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "serve": ("deploy.md", serving.table), "exchange": ("distributed.md", exchange.table),
+    "serve": ("deploy.md", serving.table), "deployed": ("deploy.md", deployed.table),
+    "exchange": ("distributed.md", exchange.table),
     "gpu": ("gpu.md", gpu_offline.table), "gpu-device": ("gpu.md", gpu_offline.device_tables),
     "warm-start": ("using.md", warm_start.table), "jax-ffi": ("jax.md", jax_ffi.table),
     "onnx-models": ("onnx.md", onnx_models.table), "stablehlo": ("jax.md", stablehlo_cases.table)}

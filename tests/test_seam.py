@@ -32,7 +32,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_outside_imports_a_backend() -> None:
     mentions = [path for path in FILES if "backend" in path.read_text("utf-8")]
-    found = {f"{name_of(path)}: {module}" for path in mentions for module, _ in imports(path, typing=True)
+    found = {f"{name_of(path)}: {module}" for path in mentions for module, _ in imports(path)
              if re.match(r"anyshape\.backend\.\w+\.", module) and not name_of(path).startswith("backend/")
              and name_of(path) not in MEASURE + SEARCH}
     assert not found
