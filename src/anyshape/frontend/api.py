@@ -52,6 +52,8 @@ from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.user_lines import is_users_check
 from anyshape.torch_compat.versions import api
 
+PAUSE = 0.001  # seconds between two looks for a program that another thread may have made
+
 
 def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
@@ -164,7 +166,7 @@ class TracingMode:
             try:
                 return self.call(*arguments, **keywords)
             except MadeMeanwhile:
-                continue
+                time.sleep(call.looks * PAUSE)  # other threads go on
 
 
 class CompiledCallable:

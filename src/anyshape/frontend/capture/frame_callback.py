@@ -36,6 +36,7 @@ NO_REASON = "a size of 0, from which nothing can be told about others"
 NESTED = "a nested tensor is among the arguments, whose sizes are no ordinary numbers"
 BESIDE = "the program is traced in a thread of its own meanwhile (background=True)"
 PARTS = "the program is cut in parts: what lies between them runs as PyTorch"
+LOOKS = 3  # before a thread traces among others
 PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
 
 
@@ -178,7 +179,7 @@ class Tracing:
             return answer or self._trace((kept, *others), told)
 
         with contextlib.nullcontext() if self.beside is not None else self.turn:
-            if len(self.codes) > call.seen and self.beside is None and not (call.frames or call.runs):
+            if self.beside is None and not (call.frames or call.runs) and self._looks_again(call):
                 raise MadeMeanwhile
             try:
                 if eager_frames.is_never_traced(code):
@@ -192,6 +193,16 @@ class Tracing:
                 return self._later(None, BESIDE, call)
             self._noted(code, answer, bool(tensors), call)
         return self._kept(code, answer)
+
+    def _looks_again(self, call: Call) -> bool:
+        """Whether Dynamo may have a program by now that it did not find for this call: another thread has made one, or
+        hands one to it, or had it move the programs that it was looking through."""
+        if len(self.codes) > call.seen:
+            return True
+        if not self.codes or call.looks == LOOKS or threading.active_count() == 1:
+            return False
+        call.looks += 1
+        return True
 
     def _noted(self, code: Any, answer: Any, has_tensors: bool, call: Call) -> None:
         """Counts a frame with the call: it has a program, or runs as PyTorch."""

@@ -44,6 +44,7 @@ class Call:
         deferred: patterns of small sizes for which frames run as PyTorch for now.
         chosen: they run as PyTorch because a setting says so, which needs no warning.
         seen: how many programs there were when Dynamo looked for one.
+        looks: how often it has looked again since, for what other threads may have made.
     """
     frames: int = 0
     runs: int = 0
@@ -52,6 +53,7 @@ class Call:
     deferred: list[Any] = field(default_factory=list)
     chosen: bool = False
     seen: int = 0
+    looks: int = 0
 
 
 class Underway(threading.local):
