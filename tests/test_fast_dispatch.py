@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import anyshape
 from anyshape.base.errors import InputError
 from anyshape.frontend.capture.fast_dispatch import frame_locals
+from anyshape.frontend.capture.frame_callback import MadeMeanwhile
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.specialize.shape_binding import Binder
 from counting import calls
@@ -47,7 +48,11 @@ class Watch:
     def counted(self, call):
         def counting(*arguments, **keywords):
             self.calls += 1
-            return call(*arguments, **keywords)
+            try:
+                return call(*arguments, **keywords)
+            except MadeMeanwhile:  # the same call looks again
+                self.calls -= 1
+                raise
 
         return counting
 

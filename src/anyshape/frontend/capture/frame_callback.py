@@ -167,7 +167,7 @@ class Tracing:
         if pattern is None or not (told.numbers or told.uncovered or self.general):
             pattern = None if told.cause is None or not config.dynamic else \
                 self.deferral.pattern_of(frame.f_code, told.cause)
-        if pattern is not None and config.waits \
+        if pattern is not None and config.waits and not call.looks \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
             return self._later(pattern, self.deferral.waiting[pattern].reason, call)
 
