@@ -6,7 +6,7 @@ Needs the extra `onnx`, onnxruntime, openvino, and a C++ compiler for AOTInducto
 are loading after imports, the first call, a call at a shape that the process has not had against later ones at it,
 and resident memory. Each runtime is a process of its own with all threads that it was given; while it is
 timed, the others wait for their next request. They take turns at each shape, so that ratios are of calls of the same
-minute; a runtime that is missing is left out, and the page says so. What is stored is shown in docs/deploy.md.
+minute; a runtime that is not installed has no column. What is stored is shown in docs/deploy.md.
 """
 from __future__ import annotations
 
