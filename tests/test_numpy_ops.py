@@ -202,7 +202,7 @@ def network() -> Any:
                                                                         keepdims=0),
         node("ReduceMean", ["d"], ["s"], axes=[2], keepdims=0), node("Transpose", ["s"], ["t"], perm=[2, 0, 1]),
         node("GRU", ["t", weights("w5", 2, 15, 12), weights("w6", 2, 15, 5)], ["u", ""], hidden_size=5,
-             direction="bidirectional"),
+             direction="bidirectional", clip=3.0),
         node("TopK", ["u", "k"], ["values", "places"], axis=-1),
     ]
     graph = onnx.helper.make_graph(

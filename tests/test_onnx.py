@@ -166,18 +166,6 @@ def test_quantised_products_are_exact():
         same(made, compiled, {"x": draw.standard_normal((rows, 300)).astype(np.float32)}, 0)
 
 
-@pytest.mark.parametrize("op, gates", [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-def test_recurrent_layers_loop_inside_of_one_program(op, gates):
-    draw = np.random.default_rng(5)
-    constants = {name: draw.standard_normal(shape).astype(np.float32) * 0.3 for name, shape in (
-        ("w", (2, gates * 8, 6)), ("r", (2, gates * 8, 8)), ("b", (2, gates * 16)))}
-    made = model([helper.make_node(op, ["x", "w", "r", "b"], ["y", "h"], hidden_size=8, direction="bidirectional")],
-                 {"x": ["t", "n", 6]}, ["y", "h"], constants)
-    compiled = anyshape.compile_onnx(made)
-    for time, batch in ((5, 2), (1, 1), (9, 3)):
-        same(made, compiled, {"x": draw.standard_normal((time, batch, 6)).astype(np.float32)})
-
-
 def test_a_result_whose_size_is_in_the_data_parts_the_program():
     nodes = [helper.make_node("NonZero", ["x"], ["places"]), helper.make_node("Cast", ["places"], ["f"], to=FLOAT),
              helper.make_node("ReduceSum", ["f", "axis"], ["y"], keepdims=0)]

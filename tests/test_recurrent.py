@@ -20,26 +20,29 @@ from anyshape.ops.recurrence import CELLS, blocks, words
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 
 
-def graph(cell: str, hidden: int, reverse: bool) -> Any:
-    count, n, more = CELLS[cell], blocks(hidden), cell == "lstm"
+def graph(cell: str, hidden: int, reverse: bool, lengths: bool) -> Any:
+    count, n, more, before = CELLS[cell], blocks(hidden), cell == "lstm", cell == "gru_before"
     names = f"y, last{', c_1' * more}"
     return parse(f"""
 graph example(x: f32[t, b, {count * hidden}], w: f32[{n}, {hidden}, {count}, 16], bias: f32[{n}, {count}, 16],
-              h: f32[b, {hidden}]{f', c: f32[b, {hidden}]' * more})
-  {names} = recurrence(x, w, bias, h{', c' * more} | cell="{cell}", reverse={reverse})  f32[t, b, {hidden}], """
-                 f"f32[b, {hidden}]{f', f32[b, {hidden}]' * more}\n  return {names}\n")
+              h: f32[b, {hidden}]{f', c: f32[b, {hidden}]' * more}{', lengths: i64[b]' * lengths})
+  {names}{', aside' * before} = recurrence(x, w, bias, h{', c' * more}{', lengths' * lengths} | cell="{cell}", """
+                 f"reverse={reverse})  f32[t, b, {hidden}], f32[b, {hidden}]{f', f32[b, {hidden}]' * more}"
+                 f"{f', f32[2, b, {hidden}]' * before}\n  return {names}\n")
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_routine_is_what_the_op_means(cell):
-    for hidden, reverse in ((1, False), (16, True), (37, True)):
-        made = graph(cell, hidden, reverse)
+    for hidden, reverse, lengths in ((1, False, False), (16, True, True), (37, True, False), (21, False, True)):
+        made = graph(cell, hidden, reverse, lengths)
         program = compile_graph(made, Config()).executable
         for time, batch in ((5, 3), (1, 1), (0, 2), (3, 0), (7, 13)):
             shapes = [tuple({"t": time, "b": batch}.get(str(size), size) for size in one.tensor.shape)
                       for one in made.inputs]
             inputs = [torch.randn(shape) * (0.3 if place == 1 else 1) / (hidden ** 0.5 if place == 1 else 1)
                       for place, shape in enumerate(shapes)]
+            if lengths:
+                inputs[-1] = torch.randint(0, time + 1, (batch,))
             wanted, _, _ = interpret(made, inputs)
             torch.testing.assert_close(list(program(list(inputs))), wanted, rtol=1e-5, atol=1e-5)
 
@@ -52,7 +55,7 @@ graph example(x: f32[t, b, 12], w: f32[1, 3, 4, 16], bias: f32[1, 4, 16], h: f32
 """
     verify(parse(text))
     for old, new in (("3, 4, 16]", "3, 4, 8]"), ('"lstm"', '"peephole"'), ("c: f32[b, 3]", "c: f32[b, 4]"),
-                     ("reverse=False", "reverse=2"), ('"lstm"', '"gru"')):
+                     ("reverse=False", "reverse=2"), ('"lstm"', '"gru"'), ("h: f32[b, 3]", "h: i64[b]")):
         with pytest.raises(VerifyError):
             verify(parse(text.replace(old, new)))
 
@@ -78,7 +81,8 @@ graph example(x: f32[t, b, {4 * hidden}], w: i8[{n}, {word}, 4, 16, 4], sums: i3
         assert program(list(inputs))[0].isnan().all()
 
 
-def model(op: str, direction: str = "forward", hidden: int = 21, given: bool = False, **attrs: Any) -> Any:
+def model(op: str, direction: str = "forward", hidden: int = 21, given: bool = False, lengths: bool = False,
+          **attrs: Any) -> Any:
     """An ONNX model of one layer; `given`: first states and weights are inputs. With its constants."""
     draw = np.random.default_rng(0)
     gates, count = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if direction == "bidirectional" else 1
@@ -88,30 +92,34 @@ def model(op: str, direction: str = "forward", hidden: int = 21, given: bool = F
     states = ["h0", "c0"][:1 + (op == "LSTM")] if given else []
     inputs |= {name: [count, "n", hidden] for name in states}
     inputs |= {name: list(constants[name].shape) for name in ("w", "r") if given}
+    inputs |= {"lengths": ["n"]} if lengths else {}
     results = ["y", "h", "c"][:2 + (op == "LSTM")]
-    node = helper.make_node(op, ["x", "w", "r", "b", "", *states], results, hidden_size=hidden, direction=direction,
-                            **attrs)
-    kinds = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    node = helper.make_node(op, ["x", "w", "r", "b", "lengths" * lengths, *states], results, hidden_size=hidden,
+                            direction=direction, **attrs)
+    kinds = [helper.make_tensor_value_info(name, TensorProto.INT32 if name == "lengths" else TensorProto.FLOAT, shape)
+             for name, shape in inputs.items()]
     made = helper.make_graph([node], "layer", kinds,
                              [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in results],
                              [numpy_helper.from_array(a, name) for name, a in constants.items() if name not in inputs])
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), constants, inputs
 
 
-@pytest.mark.parametrize("op, attrs", [("LSTM", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {}),
+@pytest.mark.parametrize("op, attrs", [("LSTM", {}), ("GRU", {"linear_before_reset": 1}), ("GRU", {}), ("RNN", {}),
                                        ("RNN", {"activations": ["Relu"] * 2})])
 def test_onnx_layers_are_recurrences(op, attrs):
     session = pytest.importorskip("onnxruntime").InferenceSession
     draw = np.random.default_rng(1)
-    for given, direction in ((False, "bidirectional"), (True, "reverse")):
+    for given, lengths, direction in ((False, True, "bidirectional"), (True, False, "reverse")):
         own = {name: value[:1] if direction == "reverse" and name == "activations" else value
                for name, value in attrs.items()}
-        made, constants, inputs = model(op, direction, given=given, **own)
+        made, constants, inputs = model(op, direction, given=given, lengths=lengths, **own)
         run, theirs = anyshape.compile_onnx(made), session(made.SerializeToString())
         for time, batch in ((5, 3), (1, 1), (9, 4)):
             feed = {name: constants.get(name, draw.standard_normal(
                 [{"t": time, "n": batch}.get(size, size) for size in shape]).astype(np.float32))
                 for name, shape in inputs.items()}
+            if lengths:
+                feed["lengths"] = draw.integers(1, time + 1, batch).astype(np.int32)
             for a, b in zip(run(**feed), theirs.run(None, feed), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         assert "onnx." not in str(run.explain())

@@ -1,13 +1,17 @@
 """The recurrence of a recurrent layer (LSTM, GRU, RNN) over time, in one direction, by a routine of the host.
 
-    recurrence(gates, weights, bias, h, ... | cell, reverse)   [T, B, G*H], [N, H, G, 16], [N, G, 16], [B, H], and of
-        an LSTM c [B, H] -> y [T, B, H], the last h [B, H], for an LSTM also the last c; f32
+    recurrence(gates, weights, bias, h, ... | cell, reverse)   [T, B, G*H], [N, H, G, 16], [N, G, 16], [B, H], of an
+        LSTM c [B, H], and maybe lengths i64 [B] -> y [T, B, H], the last h [B, H], for an LSTM also the last c; f32
 
-    cell     gates, in PyTorch's order                what a step does with p = weights . h + bias
-    lstm     input, forget, cell, output (G = 4)      c' = s(gf+pf) c + s(gi+pi) tanh(gg+pg); h' = s(go+po) tanh(c')
-    gru      reset, update, new (G = 3)               n = tanh(gn + s(gr+pr) pn); h' = n + s(gu+pu) (h - n)
-    tanh     one (G = 1)                              h' = tanh(g + p)
-    relu     one (G = 1)                              h' = max(g + p, 0)
+    cell        gates, in PyTorch's order             what a step does with p = weights . h + bias
+    lstm        input, forget, cell, output (G = 4)   c' = s(gf+pf) c + s(gi+pi) tanh(gg+pg); h' = s(go+po) tanh(c')
+    gru         reset, update, new (G = 3)            n = tanh(gn + s(gr+pr) pn); h' = n + s(gu+pu) (h - n)
+    gru_before  the same; resets before the product   n = tanh(gn + weights_n . (s(gr+pr) h) + bias_n); h' as above
+    tanh        one (G = 1)                           h' = tanh(g + p)
+    relu        one (G = 1)                           h' = max(g + p, 0)
+
+A row's sequence ends with its length: behind it y is 0, and the last states are those of its end; `reverse` begins
+there. The last result of gru_before is [2, B, H]: the update gate and the reset state that the last time had.
 
     recurrence_bytes(gates, weights, sums, scales, h, c | reverse)   [T, B, 4*H] f32, [N, H/4, 4, 16, 4] i8,
         [N, 4, 16] i32 and f32, [B, H] f32 -> y, the last h, the last c, and [B, H/4*4] u8: the last state that a time
@@ -32,7 +36,7 @@ from anyshape.sym.expr import Size
 
 BLOCK = 16  # units of the hidden state that lie side by side
 WORD = 4  # terms of 8 bits that lie side by side
-CELLS = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}  # how many gates a cell has
+CELLS = {"lstm": 4, "gru": 3, "gru_before": 3, "tanh": 1, "relu": 1}  # how many gates a cell has
 
 
 def blocks(hidden: int) -> int:
@@ -52,14 +56,18 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     if not isinstance(attrs["reverse"], bool):
         fail(name, f"reverse is {attrs['reverse']!r}", "give True or False")
     kinds = [tensor(name, inputs, place) for place in range(len(inputs))]
-    if len(kinds) != 4 + (cell == "lstm") or {kind.dtype for kind in kinds} != {"f32"}:
-        fail(name, f"operands are {', '.join(map(str, kinds))}", "give f32, and c for an LSTM alone")
+    states = 1 + (cell == "lstm")
+    count = 3 + states
+    if [kind.dtype for kind in kinds] not in (["f32"] * count, [*["f32"] * count, "i64"]):
+        fail(name, f"operands are {', '.join(map(str, kinds))}", "give f32, c for an LSTM alone, and lengths as i64")
     gates, state = kinds[0], kinds[3]
     batch, hidden = _state(name, gates, state)
-    count = CELLS[cell]
-    _check_shapes(name, kinds, ((gates.shape[0], batch, count * hidden), (blocks(hidden), hidden, count, BLOCK),
-                                (blocks(hidden), count, BLOCK), (batch, hidden), (batch, hidden)))
-    return _results(name, kinds, len(kinds) - 3)
+    of = CELLS[cell]
+    shapes = ((gates.shape[0], batch, of * hidden), (blocks(hidden), hidden, of, BLOCK), (blocks(hidden), of, BLOCK),
+              *[(batch, hidden)] * states, (batch,))
+    _check_shapes(name, kinds, shapes)
+    found = _results(name, kinds, state, states)
+    return found if cell != "gru_before" else (*found, TensorType("f32", (2, batch, hidden), None, gates.device))
 
 
 def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
@@ -74,7 +82,7 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     _check_shapes(name, kinds, ((gates.shape[0], batch, CELLS["lstm"] * hidden),
                                 (units[0], words(hidden), *units[1:], WORD), units, units, (batch, hidden),
                                 (batch, hidden)))
-    return (*_results(name, kinds, 2), TensorType("u8", (batch, words(hidden) * WORD), None, gates.device))
+    return (*_results(name, kinds, state, 2), TensorType("u8", (batch, words(hidden) * WORD), None, gates.device))
 
 
 def _state(name: str, gates: TensorType, state: TensorType) -> tuple[Size, int]:
@@ -93,9 +101,9 @@ def _check_shapes(name: str, kinds: Sequence[TensorType], wanted: Sequence[tuple
             fail(name, f"an operand is {kind}, not of the sizes {', '.join(map(str, shape))}")
 
 
-def _results(name: str, kinds: Sequence[TensorType], count: int) -> Types:
+def _results(name: str, kinds: Sequence[TensorType], state: TensorType, count: int) -> Types:
     """All states, and `count` last ones."""
-    device, state = same_device(name, kinds), kinds[-1]
+    device = same_device(name, kinds)
     last = TensorType("f32", state.shape, None, device)
     return (TensorType("f32", (kinds[0].shape[0], *state.shape), None, device), *[last] * count)
 

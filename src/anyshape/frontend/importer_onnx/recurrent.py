@@ -1,10 +1,9 @@
 """Translations of recurrent ONNX operators: products of all inputs at once and a recurrence, or one step by PyTorch.
 
     LSTM(x: f32[t, b, i], w, r, bias)  -->  y, h, c = recurrence(add(matmul(x, w), bias), r, bias, h, c)
-    LSTM(..., sequence_lens)           -->  extern(x, w, r, bias, ... | target="onnx.lstm")
+    LSTM(..., clip=1.0)                -->  extern(x, w, r, bias, ... | target="onnx.lstm")
 
-The routine of the host does f32, whole sequences and the usual activations (ops/recurrence.py); gates are brought into
-PyTorch's order.
+The routine of the host does f32 and the usual activations (ops/recurrence.py); gates are brought into PyTorch's order.
 """
 from __future__ import annotations
 
@@ -54,8 +53,8 @@ def loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, l
         kinds.append(TensorType(dtype, last))
     names = [str(one) for one in c.attr("activations", _DEFAULTS[name] * directions)]
     cell = cell_of(c, name, names, directions)
-    if cell and lengths is None and dtype == "f32" and not scales and states[2:] in ([], [None]):
-        return _native(c, cell, x, w, r, bias, states[:2], hidden, layout)
+    if cell and dtype == "f32" and not scales and states[2:] in ([], [None]):
+        return _native(c, cell, x, w, r, bias, lengths, states[:2], hidden, layout)
     return c.extern(
         f"onnx.{name.lower()}", x, w, r, bias, lengths, *states, hidden, c.attr("direction", "forward"), names,
         [float(n) for n in c.attr("activation_alpha", ())], [float(n) for n in c.attr("activation_beta", ())],
@@ -65,26 +64,28 @@ def loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, l
 
 def cell_of(c: Call, name: str, names: Sequence[str], directions: int) -> str:
     """The cell of ops/recurrence.py that it is; "": none of them."""
-    if c.attr("clip", 0.0) or c.attr("input_forget", 0) or (name == "GRU" and not c.attr("linear_before_reset", 0)):
+    if c.attr("clip", 0.0) or c.attr("input_forget", 0):
         return ""
     own = [one.lower() for one in names]
     usual = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"]} if name != "RNN" else {
         "tanh": ["tanh"], "relu": ["relu"]}
-    return next((cell for cell, wanted in usual.items() if cell in (name.lower(), *own[:1] * (name == "RNN"))
+    cell = next((cell for cell, wanted in usual.items() if cell in (name.lower(), *own[:1] * (name == "RNN"))
                  and own == wanted * directions), "")
+    return "gru_before" if cell == "gru" and not c.attr("linear_before_reset", 0) else cell
 
 
-def _native(c: Call, cell: str, x: Value, w: Value, r: Value, bias: Value | None, states: list[Value | None],
-            hidden: int, layout: int) -> Any:
+def _native(c: Call, cell: str, x: Value, w: Value, r: Value, bias: Value | None,
+            lengths: Value | None, states: list[Value | None], hidden: int, layout: int) -> Any:
     """One layer in its directions, by the routine of the host."""
     t, count = c.t, CELLS[cell]
+    ends = None if lengths is None else t.cast(lengths, "i64")
 
     def one(d: int, own: list[Value], reverse: bool) -> tuple[Value, ...]:
         first = None if bias is None else _value(c, _ordered(c, 3, bias, d))
         start = t.full(0.0, (count * hidden,), "f32") if bias is None else _ordered(c, 3, bias, d, count * hidden)
         return one_direction(t, cell, x, _value(c, _ordered(c, 1, w, d)), first,
-                             _packed(c, _ordered(c, 2, r, d), count), _packed(c, start, count), own, reverse=reverse,
-                             batch_first=bool(layout))
+                             _packed(c, _ordered(c, 2, r, d), count), _packed(c, start, count), own, ends,
+                             reverse=reverse, batch_first=bool(layout))
 
     return layer_of(c, x.tensor.shape[0 if layout else 1], hidden, states[:1 + (cell == "lstm")], one, layout)
 

@@ -26,14 +26,14 @@ def packed(t: Translator, weight: Value, count: int) -> Value:
 
 
 def one_direction(t: Translator, cell: str, x: Value, weight: Value, bias: Value | None, recurrent: Value,
-                  recurrent_bias: Value, states: Sequence[Value], *, reverse: bool,
+                  recurrent_bias: Value, states: Sequence[Value], lengths: Value | None = None, *, reverse: bool,
                   batch_first: bool = False) -> tuple[Value, ...]:
     """y [T, B, H] and the last states [B, H] of one layer in one direction.
 
     Args:
         x: [T, B, I], or [B, T, I] with `batch_first`. weight: [G*H, I]; bias: [G*H], of the inputs.
         recurrent, recurrent_bias: `packed`.
-        states: [B, H], h and for an LSTM c.
+        states: [B, H], h and for an LSTM c. lengths: [B], i64; None: all have all times.
 
     Raises:
         Mismatch: dims that meet have different sizes.
@@ -48,10 +48,12 @@ def one_direction(t: Translator, cell: str, x: Value, weight: Value, bias: Value
     gates = t.reshape(gates, (*shape[:-1], weight.tensor.shape[0]))
     if batch_first:
         gates = t.permute(gates, (1, 0, 2))
-    for state in states:
+    rest = [*states] if lengths is None else [*states, lengths]
+    for state in rest:
         if state.tensor.shape[0] != gates.tensor.shape[1]:
             raise Mismatch(state.tensor.shape[0], gates.tensor.shape[1])
-    return t.builder.multi("recurrence", gates, recurrent, recurrent_bias, *states, cell=cell, reverse=reverse)
+    found = t.builder.multi("recurrence", gates, recurrent, recurrent_bias, *rest, cell=cell, reverse=reverse)
+    return tuple(found[:1 + len(states)])
 
 
 @translates(operators.LSTM)

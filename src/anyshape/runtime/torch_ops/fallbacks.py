@@ -110,12 +110,17 @@ def direct_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]
 def recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The results of ops/recurrence.py, time by time."""
     gates, weights, bias, state, *cell = operands
-    hidden = state.shape[1]
+    hidden, count = state.shape[1], gates.shape[0]
+    lengths = cell.pop() if cell and cell[-1].dtype == torch.int64 else gates.new_full((gates.shape[1],), count)
     turned = weights.permute(1, 2, 0, 3).reshape(hidden, weights.shape[2], -1)[..., :hidden].reshape(hidden, -1)
     start = bias.permute(1, 0, 2).reshape(bias.shape[1], -1)[:, :hidden].reshape(-1)
-    results: list[torch.Tensor] = [state] * gates.shape[0]
-    for turn in range(gates.shape[0]):
-        time = gates.shape[0] - 1 - turn if attrs["reverse"] else turn
+    results: list[torch.Tensor] = [state] * count
+    more: tuple[torch.Tensor, ...] = ()
+    if attrs["cell"] == "gru_before":
+        more = (state.new_zeros(2, *state.shape),)
+    for turn in range(count):
+        time = count - 1 - turn if attrs["reverse"] else turn
+        inside, old = (lengths > time)[:, None], (state, *cell)
         own, sums = gates[time].split(hidden, -1), (state @ turned + start).split(hidden, -1)
         if attrs["cell"] == "lstm":
             i, f, g, o = (a + b for a, b in zip(own, sums, strict=True))
@@ -125,10 +130,16 @@ def recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor])
             reset, update = ((own[g] + sums[g]).sigmoid() for g in range(2))
             new = torch.tanh(own[2] + reset * sums[2])
             state = new + update * (state - new)
+        elif attrs["cell"] == "gru_before":
+            reset, update = ((own[g] + sums[g]).sigmoid() for g in range(2))
+            more = (torch.stack([update, reset * state]),)
+            new = torch.tanh(own[2] + (more[0][1] @ turned + start).split(hidden, -1)[2])
+            state = new + update * (state - new)
         else:
             state = (own[0] + sums[0]).tanh() if attrs["cell"] == "tanh" else (own[0] + sums[0]).relu()
-        results[time] = state
-    return (torch.stack(results) if results else gates.new_zeros(0, *state.shape), state, *cell)
+        results[time] = state.where(inside, 0.0)
+        state, *cell = (a.where(inside, b) for a, b in zip((state, *cell), old, strict=True))
+    return (torch.stack(results) if results else gates.new_zeros(0, *state.shape), state, *cell, *more)
 
 
 def byte_recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -211,7 +211,8 @@ class PlanEncoder:
             return self.encoded(f"routing({spec_name}, {types})")
         if step.op == "recurrence":
             attrs = dict(step.attrs)
-            named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places))
+            named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places,
+                                             step.inputs[-1].type.dtype == "i64"))
             return self.encoded(f"recurrence({named}, {types})")
         if step.op == "recurrence_bytes":
             named = self.spec(ByteRecurrenceSpec(number, bool(dict(step.attrs)["reverse"]), places))

@@ -26,6 +26,7 @@ class RecurrenceSpec:
     cell: str
     reverse: bool
     places: tuple[tuple[int, int], ...]
+    lengths: bool = False  # whether the last operand is those
     dtype: str = recurrence.FAMILY
 
 
@@ -34,17 +35,21 @@ def recurrence_words(machine: Machine, spec: RecurrenceSpec, windows: tuple[Any,
     times and rows of the gates."""
     places = [(slot, offset * item) for (slot, item), (_, _, offset) in zip(spec.places, windows, strict=True)]
     gates, weights, bias, h, *rest = places
-    has_c = spec.cell == "lstm"
-    c, (y, last_h, *last_c) = (rest[0] if has_c else (-1, 0)), rest[has_c:]
+    nothing = (-1, 0)
+    c = rest.pop(0) if spec.cell == "lstm" else nothing
+    lengths = rest.pop(0) if spec.lengths else nothing
+    y, last_h, *last_c = rest
     (shape, strides, _), (_, hidden) = windows[0], windows[3][0]
     if not shape[1]:
         return []
-    function = host.RECURRENT + recurrence.routines().index(f"cell_{spec.cell}_{recurrence.HEIGHTS[0]}")
+    function = host.RECURRENT + recurrence.routines().index(
+        f"cell_{recurrence.FIRST.get(spec.cell, spec.cell)}_{recurrence.HEIGHTS[0]}")
     return _words(
         op=host.RECURRENCE, length=words_of(host.RecurrenceStep), number=spec.number, gates=gates, weights=weights,
-        bias=bias, h=h, c=c, y=y, last_h=last_h, last_c=last_c[0] if last_c else (-1, 0), time=shape[0], batch=shape[1],
-        hidden=hidden, blocks=blocks(hidden), gates_count=CELLS[spec.cell], gates_time=4 * strides[0],
-        gates_row=4 * strides[1], reverse=int(spec.reverse), height=recurrence.height(machine), function=function)
+        bias=bias, h=h, c=c, y=y, last_h=last_h, last_c=last_c[0] if last_c else nothing, lengths=lengths,
+        time=shape[0], batch=shape[1], hidden=hidden, blocks=blocks(hidden), gates_count=CELLS[spec.cell],
+        gates_time=4 * strides[0], gates_row=4 * strides[1], reverse=int(spec.reverse),
+        height=recurrence.height(machine), function=function, routines=2 if spec.cell in recurrence.FIRST else 1)
 
 
 @dataclass(frozen=True, slots=True)

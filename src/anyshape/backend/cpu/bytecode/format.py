@@ -278,7 +278,8 @@ class RecurrenceStep(Step):
     c: Nested[Place]  # slot -1: none
     y: Nested[Place]
     last_h: Nested[Place]
-    last_c: Nested[Place]  # slot -1: none
+    last_c: Nested[Place]  # slot -1: none; of two routines [2, batch, hidden], see ops/recurrence.py
+    lengths: Nested[Place]  # of sequences, i64; slot -1: all have all times
     time: i64
     batch: i64
     hidden: i64
@@ -289,6 +290,7 @@ class RecurrenceStep(Step):
     reverse: i64  # 1: the last time comes first
     height: i64  # rows at a time
     function: i64  # entry of the routine for so many; the next one is that for one row
+    routines: i64  # 2: of each row count, one behind the other (backend/cpu/microkernels/recurrence.py)
 
 
 class ByteRecurrenceStep(Step):

@@ -3,7 +3,9 @@
     cell   (weights, bias, before, before_step, gates, gates_step, cells, after, after_step, rows, blocks, hidden)
            after [rows, hidden] from before [rows, hidden]; cells [rows, hidden]: an LSTM's c, which goes on in place
            weights [blocks, hidden, gates, 16], bias [blocks, gates, 16]; steps: bytes from row to row, cells' those of
-           hidden; rows: a multiple of those that the routine does at a time
+           hidden; rows: a multiple of those that the routine does at a time. A GRU that resets before the product has
+           two: `reset` leaves the update gate in cells and the reset state in after; `new` takes that as before, and
+           goes on in after, where the state is
 
     bytes  (weights, sums, scales, before, before_step, gates, gates_step, cells, after, after_step, rows, blocks,
             hidden, words, scale, zero)
@@ -19,13 +21,14 @@ activations there: no gate is written to memory. A block's weights are read once
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from anyshape.backend.cpu.llvm import vector_math
 from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
-from anyshape.ops.recurrence import BLOCK, CELLS, WORD
+from anyshape.ops.recurrence import BLOCK, WORD
 
 FAMILY = "recurrence"  # what stands for the dtype of its products: programs without a recurrence do not compile it
 ARGUMENTS = ("weights", "bias", "before", "before_step", "gates", "gates_step", "cells", "after", "after_step", "rows",
@@ -44,7 +47,8 @@ def height(target: Machine) -> int:
 
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
-    return [f"cell_{cell}_{rows}" for cell in (*CELLS, "bytes") for rows in HEIGHTS] + ["quantize"]
+    names = [f"cell_{cell}_{rows}" for cell in (*_CELLS, "bytes") for rows in HEIGHTS]
+    return [*names, "quantize"]
 
 
 def emit_recurrence(target: Machine, wanted: Collection[str] = (FAMILY,)) -> str:
@@ -53,11 +57,11 @@ def emit_recurrence(target: Machine, wanted: Collection[str] = (FAMILY,)) -> str
     declarations: dict[str, str] = {}
     for name in routines():
         _, cell, rows = name.split("_") if name != "quantize" else ("", "", "")
-        if (FAMILY if cell in CELLS else BYTES_FAMILY) not in wanted:
+        if (FAMILY if cell in _CELLS else BYTES_FAMILY) not in wanted:
             continue
         if not cell:
             body: Routine = _Quantize(target, QUANTIZE_ARGUMENTS).emitted()
-        elif cell in CELLS:
+        elif cell in _CELLS:
             body = _Cell(target, ARGUMENTS).emitted(cell, height(target) if rows == "many" else 1)
         else:
             body = _ByteCell(target, BYTES_ARGUMENTS).emitted("lstm", height(target) if rows == "many" else 1)
@@ -85,6 +89,17 @@ def _gru(code: Code, sums: list[Value], inputs: list[Value], state: Value, cell:
     return [code.fma(update, code.binary("fsub", state, new), new)]
 
 
+def _reset(code: Code, sums: list[Value], inputs: list[Value], state: Value, cell: Value | None) -> list[Value]:
+    reset, update = (vector_math.sigmoid(code, code.binary("fadd", sums[g], inputs[g])) for g in range(2))
+    return [code.binary("fmul", reset, state), update]
+
+
+def _new(code: Code, sums: list[Value], inputs: list[Value], state: Value, cell: Value | None) -> list[Value]:
+    assert cell is not None
+    new = vector_math.tanh(code, code.binary("fadd", sums[0], inputs[0]))
+    return [code.fma(cell, code.binary("fsub", state, new), new)]
+
+
 def _tanh(code: Code, sums: list[Value], inputs: list[Value], state: Value, cell: Value | None) -> list[Value]:
     return [vector_math.tanh(code, code.binary("fadd", sums[0], inputs[0]))]
 
@@ -94,8 +109,24 @@ def _relu(code: Code, sums: list[Value], inputs: list[Value], state: Value, cell
     return [code.select(code.compare("olt", found, zero), zero, found)]  # a NaN stays one
 
 
-_CELLS: dict[str, Callable[[Code, list[Value], list[Value], Value, Value | None], list[Value]]] = {
-    "lstm": _lstm, "gru": _gru, "tanh": _tanh, "relu": _relu}
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What a routine does with its products."""
+
+    compute: Callable[[Code, list[Value], list[Value], Value, Value | None], list[Value]]
+    of: int  # gates of a unit
+    gates: tuple[int, ...]  # those that it computes
+    state: str = ""  # where the state is that it goes on from, beside the product
+    reads_cells: bool = False
+    writes_cells: bool = False
+
+
+_CELLS = {
+    "lstm": _Body(_lstm, 4, (0, 1, 2, 3), reads_cells=True, writes_cells=True),
+    "gru": _Body(_gru, 3, (0, 1, 2), "before"), "tanh": _Body(_tanh, 1, (0,)), "relu": _Body(_relu, 1, (0,)),
+    "reset": _Body(_reset, 3, (0, 1), "before", writes_cells=True),
+    "new": _Body(_new, 3, (2,), "after", reads_cells=True)}
+FIRST = {"gru_before": "reset"}  # the first routine of a cell that is not one of its name
 
 
 class _Cell(Routine):
@@ -105,56 +136,56 @@ class _Cell(Routine):
 
     def emitted(self, cell: str, height: int) -> _Cell:
         """Itself, written."""
-        code, gates = self.code, CELLS[cell]
+        code, body = self.code, _CELLS[cell]
         weights, rows, blocks, hidden, terms = self.given("weights", "rows", "blocks", "hidden", self.terms)
         block = self.loop(blocks)
-        own = self.plus(weights, self.times(self.times(block, terms), 4 * BLOCK * gates))
-        units = self.times(block, 4 * BLOCK * gates)  # bytes before a block's, where there is one number for each unit
+        own = self.plus(weights, self.times(self.times(block, terms), 4 * BLOCK * body.of))
+        units = self.times(block, 4 * BLOCK * body.of)  # bytes before a block's, of one number for each unit
         first = self.times(block, BLOCK)
         row = code.open_loop(number(0), rows, height)
         for start in range(0, BLOCK, self.lanes):
             unit = self.plus(first, start)
             code.open_if(code.compare("slt", unit, hidden))
-            self.units(cell, [self.plus(row, i) for i in range(height)], self.plus(own, 4 * start),
+            self.units(body, [self.plus(row, i) for i in range(height)], self.plus(own, 4 * start),
                        self.plus(units, 4 * start), unit)
             code.close_section()
         code.close_section()
         code.close_section()
         return self
 
-    def units(self, cell: str, rows: list[Value], weights: Value, offset: Value, unit: Value) -> None:
+    def units(self, body: _Body, rows: list[Value], weights: Value, offset: Value, unit: Value) -> None:
         """A vector of units of some rows. offset: of its numbers, one for each unit."""
-        code, gates, hidden = self.code, CELLS[cell], self.arguments["hidden"]
-        found = self.products(gates, rows, weights, offset)
+        code, hidden = self.code, self.arguments["hidden"]
+        found = self.products(body, rows, weights, offset)
         mask = code.first_lanes(code.binary("sub", hidden, unit), self.lanes)
         place = self.times(unit, 4)
         for row, own in zip(rows, found, strict=True):
             inputs = [self.load_vector(self.plus(self.at("gates", row), self.plus(place, self.times(hidden, 4 * g))),
-                                       mask) for g in range(gates)]
+                                       mask) for g in body.gates]
             kept = self.plus(self.plus(self.arguments["cells"], self.times(row, self.times(hidden, 4))), place)
-            old = self.load_vector(kept, mask) if cell == "lstm" else None
-            state = self.load_vector(self.plus(self.at("before", row), place), mask) if cell == "gru" else own[0]
-            results = _CELLS[cell](code, own, inputs, state, old)
+            old = self.load_vector(kept, mask) if body.reads_cells else None
+            state = self.load_vector(self.plus(self.at(body.state, row), place), mask) if body.state else own[0]
+            results = body.compute(code, own, inputs, state, old)
             self.store_vector(results[0], self.plus(self.at("after", row), place), mask)
-            if cell == "lstm":
+            if body.writes_cells:
                 self.store_vector(results[1], kept, mask)
 
-    def products(self, gates: int, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
+    def products(self, body: _Body, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
         """The products of each row's state with each gate's weights."""
         code, lanes = self.code, self.lanes
-        sums = [[code.slot(f"sum {i} {g}", "f32", lanes) for g in range(gates)] for i in range(len(rows))]
-        for g in range(gates):
+        sums = [[code.slot(f"sum {i} {g}", "f32", lanes) for g in body.gates] for i in range(len(rows))]
+        for i, g in enumerate(body.gates):
             start = self.load_vector(self.plus(self.plus(self.arguments["bias"], offset), 4 * BLOCK * g), None)
             for own in sums:
-                self.set(own[g], start)
+                self.set(own[i], start)
         before = [self.at("before", row) for row in rows]
         term = self.loop(self.arguments["hidden"])
-        place = self.plus(weights, self.times(term, 4 * BLOCK * gates))
-        factors = [self.load_vector(self.plus(place, 4 * BLOCK * g), None) for g in range(gates)]
+        place = self.plus(weights, self.times(term, 4 * BLOCK * body.of))
+        factors = [self.load_vector(self.plus(place, 4 * BLOCK * g), None) for g in body.gates]
         for own, state in zip(sums, before, strict=True):
             value = code.spread(self.load("f32", 0, self.plus(state, self.times(term, 4)), 4), lanes)
-            for g in range(gates):
-                self.set(own[g], code.fma(value, factors[g], self.get(own[g])))
+            for slot, factor in zip(own, factors, strict=True):
+                self.set(slot, code.fma(value, factor, self.get(slot)))
         code.close_section()
         return [[self.get(slot) for slot in own] for own in sums]
 
@@ -168,8 +199,8 @@ class _ByteCell(_Cell):
 
     terms = "words"
 
-    def products(self, gates: int, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
-        code, lanes = self.code, self.lanes
+    def products(self, body: _Body, rows: list[Value], weights: Value, offset: Value) -> list[list[Value]]:
+        code, lanes, gates = self.code, self.lanes, body.of
         sums = [[code.slot(f"sum {i} {g}", "i32", lanes) for g in range(gates)] for i in range(len(rows))]
         less = code.spread(code.binary("sub", constant("i32", 0), code.convert("trunc", self.arguments["zero"], "i32")),
                            lanes)
