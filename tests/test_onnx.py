@@ -310,3 +310,17 @@ def test_an_operator_that_is_not_there_is_named():
     made = model([helper.make_node("Nothing", ["x"], ["y"])], {"x": ["n"]}, ["y"])
     with pytest.raises(Unsupported, match="Nothing"):
         anyshape.compile_onnx(made)(np.ones(2, np.float32))
+
+
+def test_weights_that_a_model_cuts_and_joins_are_made_once():
+    node = helper.make_node
+    draw = np.random.default_rng(3)
+    made = model([node("Split", ["w"], ["a", "b"], axis=0, num_outputs=2), node("Concat", ["b", "a"], ["c"], axis=0),
+                  node("Slice", ["c", "from", "to", "axis"], ["d"]), node("Unsqueeze", ["d", "first"], ["e"]),
+                  node("Squeeze", ["e", "first"], ["f"]), node("Reshape", ["f", "shape"], ["g"]),
+                  node("MatMul", ["x", "g"], ["y"])], {"x": ["n", 96]}, ["y"],
+                 {"w": draw.standard_normal((96, 100)).astype(np.float32), "from": np.array([3]), "to": np.array([99]),
+                  "axis": np.array([1]), "first": np.array([0]), "shape": np.array([96, -1])})
+    compiled = anyshape.compile_onnx(made)
+    same(made, compiled, {"x": draw.standard_normal((5, 96)).astype(np.float32)}, 1e-4)
+    assert "concat" not in str(compiled.explain()) and "slice" not in str(compiled.explain())

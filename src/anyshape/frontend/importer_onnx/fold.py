@@ -23,12 +23,13 @@ Fold = Callable[[Call], Any]
 FOLDS: dict[str, Fold] = {}
 
 
-def folds(*names: str, free: bool = False) -> Callable[[Fold], Fold]:
-    """Makes the function the rule of these operators. free: operands need not be known."""
+def folds(*names: str, free: bool = False, large: bool = False) -> Callable[[Fold], Fold]:
+    """Makes the function the rule of these operators. free: operands need not be known. large: nor be small; what cuts
+    weights to pieces and joins them costs time and memory in each call."""
     def add(function: Fold) -> Fold:
         def rule(c: Call) -> Any:
-            if not free and not all((isinstance(one, Known) and one.array.size <= MOST) or one is None
-                                    for one in c.inputs):
+            if not free and not all(one is None or (isinstance(one, Known) and (
+                    one.array.size <= MOST or (large and not one.symbolic))) for one in c.inputs):
                 return None
             return function(c)
         for name in names:
@@ -184,7 +185,7 @@ def cast(c: Call) -> Any:
 # ---- shapes
 
 
-@folds("Reshape")
+@folds("Reshape", large=True)
 def reshape(c: Call) -> Any:
     wanted = [int(n) for n in c.at(1).items() if not isinstance(n, Expr)] if len(c.inputs) > 1 else list(
         c.attr("shape", ()))
@@ -196,7 +197,7 @@ def reshape(c: Call) -> Any:
     return Known(array.reshape(wanted), c.at(0).dtype)
 
 
-@folds("Squeeze")
+@folds("Squeeze", large=True)
 def squeeze(c: Call) -> Any:
     axes = c.ints(1, "axes")
     array = _array(c, 0)
@@ -204,12 +205,12 @@ def squeeze(c: Call) -> Any:
     return Known(np.squeeze(array, chosen), c.at(0).dtype)
 
 
-@folds("Unsqueeze")
+@folds("Unsqueeze", large=True)
 def unsqueeze(c: Call) -> Any:
     return Known(np.expand_dims(_array(c, 0), tuple(c.ints(1, "axes"))), c.at(0).dtype)
 
 
-@folds("Flatten")
+@folds("Flatten", large=True)
 def flatten(c: Call) -> Any:
     array, axis = _array(c, 0), c.attr("axis", 1)
     axis = axis + array.ndim if axis < 0 else axis
@@ -221,10 +222,10 @@ def transpose(c: Call) -> Any:
     return Known(np.transpose(_array(c, 0), c.attr("perm")), c.at(0).dtype)
 
 
-@folds("Concat")
+@folds("Concat", large=True)
 def concat(c: Call) -> Any:
-    parts = [k.objects(one) for one in c.inputs]
-    if c.at(0).dtype == "string" or sum(part.size for part in parts) > MOST:
+    parts = [k.objects(one) if any(other.symbolic for other in c.inputs) else one.array for one in c.inputs]
+    if c.at(0).dtype == "string":
         return None
     return known(np.concatenate(parts, c.attr("axis", 1)), c.at(0).dtype)
 
@@ -236,7 +237,7 @@ def gather(c: Call) -> Any:
     return known(np.take(_array(c, 0), _array(c, 1), c.attr("axis", 0)), c.at(0).dtype)
 
 
-@folds("Slice")
+@folds("Slice", large=True)
 def slice_(c: Call) -> Any:
     array = _array(c, 0)
     if len(c.inputs) > 1:
@@ -255,7 +256,7 @@ def slice_(c: Call) -> Any:
     return known(array[tuple(index)], c.at(0).dtype)
 
 
-@folds("Split")
+@folds("Split", large=True)
 def split(c: Call) -> Any:
     array, axis = _array(c, 0), c.attr("axis", 0)
     parts = c.ints(1, "split")
