@@ -192,6 +192,25 @@ class Odd(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_transposed_windows_side_by_side_are_a_product(dims: int) -> None:
+    """Others are PyTorch's: those that overlap, have gaps or a border, and groups."""
+    turned = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dims]
+    kinds: list[tuple[int, bool, dict[str, Any]]] = [
+        (2, True, {"stride": 2}), (3, True, {"stride": 3, "bias": False}), (1, True, {}), (2, False, {"stride": 1}),
+        (2, False, {"stride": 2, "padding": 1}), (2, False, {"stride": 3}),
+        (2, False, {"stride": 2, "output_padding": 1}), (2, False, {"stride": 2, "groups": 2})]
+    for kernel, product, settings in kinds[:: 1 if dims == 2 else 3]:
+        model = nn.Sequential(CONV[dims](3, 4, 3, padding=1), nn.ReLU(), turned(4, 6, kernel, **settings), nn.SiLU(),
+                              CONV[dims](6, 2, 1)).eval()
+        fast = anyshape.compile(model, strict=True)
+        with torch.no_grad():
+            for sizes in ((2, 3, 5, 3, 4), (1, 3, 2, 2, 2), (3, 3, 7, 4, 2)):
+                x = torch.randn(sizes[:2 + dims])
+                torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
+        assert dims != 2 or ("aten.convolution" not in str(fast.explain())) == product
+
+
 @pytest.mark.parametrize("dims", [2, 3])
 def test_what_is_wrong_with_channels_last_has_them_where_they_are(dims: int) -> None:
     torch.manual_seed(0)

@@ -27,7 +27,8 @@ after:
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
 through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
-element becomes a product of matrices; channels by themselves (depthwise) become a kernel, a sum of products; behind
+element becomes a product of matrices, and so does a transposed convolution whose windows do not overlap; channels by
+themselves (depthwise) become a kernel, a sum of products; behind
 convolutions of 8-bit numbers a permute stands already (frontend/importer_onnx/quantize.py), which sinks, too. A
 permute that is left is a strided access in some kernel; where there would be more than one to two convolutions,
 the graph stays as it was. A backward follows its forward: what it finds on the tape with channels last begins such a
@@ -101,6 +102,7 @@ class _Call:
     padding: Dims
     dilation: Dims
     groups: int
+    transposed: bool = False
 
 
 def _call(node: Node) -> _Call | None:
@@ -114,15 +116,25 @@ def _call(node: Node) -> _Call | None:
     assert isinstance(template, tuple)
     arguments = template[0]
     assert isinstance(arguments, tuple)
-    _, source, weights, bias, stride, padding, dilation, transposed, _, number = arguments
-    if source != ("operand", 0) or weights != ("operand", 1) or transposed != ("bool", False):
+    _, source, weights, bias, stride, padding, dilation, turns, more, number = arguments
+    if source != ("operand", 0) or weights != ("operand", 1):
         return None
     steps, around, apart = (_integers(entry, x.rank - 2) for entry in (stride, padding, dilation))
     (groups,) = _integers(("list", number), 1) or (0,)
     added = node.inputs[2] if bias == ("operand", 2) else None
-    if not (steps and around and apart and groups) or not _fit(node, added, groups):
+    transposed = turns != ("bool", False)
+    if not (steps and around and apart and groups) or not _fit(node, added, groups, transposed):
         return None
-    return _Call(added, steps, around, apart, groups)
+    if transposed and (any(around) or any(_integers(more, x.rank - 2)) or groups != 1 or not _apart(node, steps)):
+        return None
+    return _Call(added, steps, around, apart, groups, transposed)
+
+
+def _apart(node: Node, stride: Dims) -> bool:
+    """Do the windows of a transposed convolution lie side by side?"""
+    weights = node.inputs[1]
+    assert isinstance(weights, Value)
+    return weights.tensor.shape[2:] == stride
 
 
 def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
@@ -136,13 +148,15 @@ def _of_bytes(node: Node, maker: Callable[[Value], Node | None]) -> bool:
     return below is not None and below.op == "conv_bytes"
 
 
-def _fit(node: Node, bias: Operand | None, groups: int) -> bool:
+def _fit(node: Node, bias: Operand | None, groups: int, transposed: bool = False) -> bool:
     """Are the channels of operand and weights equal as formulas, and those of weights and a bias? (The trace of torch
     2.11 does not ask whether the latter are.)"""
     x, weights = node.inputs[:2]
     assert isinstance(weights, Value)
-    return _shape(x)[1] == weights.tensor.shape[1] * groups and (
-        bias is None or _shape(bias) == weights.tensor.shape[:1])
+    number, channels = weights.tensor.shape[:2]
+    if transposed:
+        return _shape(x)[1] == number and (bias is None or _shape(bias) == (channels * groups,))
+    return _shape(x)[1] == channels * groups and (bias is None or _shape(bias) == (number,))
 
 
 def _integers(entry: Attr, count: int) -> Dims:
@@ -186,7 +200,7 @@ class _Sinking:
 
     def rewrite(self, replay: Replay, node: Node) -> Operand | None:
         call = _call(node)
-        if call is not None:
+        if call is not None and (self.direct or not call.transposed):
             return self.convolution(replay, node, call)
         if leader(node) is not None:
             results = self.follow(replay, node)
@@ -222,6 +236,9 @@ class _Sinking:
         last = found[0] if found is not None and found[1] == back else replay.op("permute", x, dims=forth)
         self.count += 1
         assert isinstance(weights, Value)
+        if call.transposed:
+            self.count += 3  # the permute of its windows and what follows are one kernel
+            return self.back(replay, self.windows(replay, last, weights, call), back)
         if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
             return self.back(replay, self.product(replay, last, weights, call), back)
         if self.direct and is_depthwise(node.output.tensor, weights.tensor, call.groups):
@@ -270,6 +287,22 @@ class _Sinking:
         matrix = replay.op("permute", replay.op("reshape", weights, shape=(number, channels)), dims=(1, 0))
         result = replay.op("reshape", replay.op("matmul", pixels, matrix), shape=(*shape[:-1], number))
         return result if call.bias is None else replay.op("add", result, call.bias)
+
+    def windows(self, replay: Replay, x: Value, weights: Value, call: _Call) -> Value:
+        """A transposed convolution: a matrix product of the pixels' channels with all elements of the window, of which
+        those of neighbours lie side by side."""
+        inputs, channels, *kernel = weights.tensor.shape
+        count, shape = len(kernel), x.tensor.shape
+        last = replay.op("store", replay.op("permute", weights, dims=(0, *range(2, 2 + count), 1)),
+                         dtype=x.tensor.dtype)
+        found = replay.op("matmul", replay.op("reshape", x, shape=(product(shape[:-1]), inputs)),
+                          replay.op("reshape", last, shape=(inputs, product((*kernel, channels)))))
+        found = replay.op("reshape", found, shape=(*shape[:-1], *kernel, channels))
+        found = replay.op("permute", found, dims=(
+            0, *itertools.chain(*((1 + d, 1 + count + d) for d in range(count))), 1 + 2 * count))
+        found = replay.op("reshape", found, shape=(
+            shape[0], *(n * step for n, step in zip(shape[1:-1], call.stride, strict=True)), channels))
+        return found if call.bias is None else replay.op("add", found, call.bias)
 
     def together(self, replay: Replay, node: Node) -> Operand | None:
         """Pointwise ops, and those that put operands of one rank side by side: all take the order of the first."""
