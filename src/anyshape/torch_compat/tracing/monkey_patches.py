@@ -28,6 +28,8 @@ WHILE_TRACING = {
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl":
         "shapes of repeated operators: torch's own cache costs more than the rule where sizes are symbols",
     "torch._dynamo.symbolic_convert.get_funcname": "reads and tokenizes source files for a log that nobody writes",
+    "torch._dynamo.symbolic_convert._detect_and_normalize_assert_statement":
+        "an assertion about a number from the data is taken for a fact, and its check is lost",
     "torch._dynamo.convert_frame.CheckFunctionManager":
         "records guards for the next process: torch's own serialisation has none of functions, classes and modules",
     "torch._dynamo.guards.profile_guard_manager": "times the guards with empty caches (20 ms), for a log, too",
