@@ -593,8 +593,10 @@ def test_a_square_root_of_a_size(first):
 def test_rounded_square_roots_of_sizes():
     def function(x):
         count = x.shape[0]
-        return (x[:int(math.sqrt(count))].exp().sum(0), x.new_ones(math.ceil(count ** 0.5)) * x[0, 0],
-                x.new_ones(round(math.sqrt(count))) * 5, x.view(-1).sin()[:int((2 * count) ** 0.5)] * 2)
+        large = math.isqrt(2**80 - 1) - 2**40 + 1  # of no size
+        return (x[:int(math.sqrt(count))].exp().sum(0), x[:math.isqrt(count + 3) + large].cos(),
+                x.new_ones(math.ceil(count ** 0.5)) * x[0, 0], x.new_ones(round(math.sqrt(count))) * 5,
+                x.view(-1).sin()[:int((2 * count) ** 0.5)] * 2)
     fast = anyshape.compile(function, strict=True)
     for count in (5, 16, 6, 7, 1, 2, 3, 4, 120, 121, 122):
         x = torch.randn(count, 2)

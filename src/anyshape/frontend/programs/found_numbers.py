@@ -105,5 +105,5 @@ def _messages(gm: GraphModule) -> dict[str, str]:
 
 
 def _words(source: Node, formula: Any) -> str:
-    line = (source.meta.get("stack_trace") or "").strip().split("\n")[-1].strip()
-    return f"{OF_THE_TRACER} {line or source.name} == {formula}"
+    lines = [line.strip() for line in (source.meta.get("stack_trace") or "").split("\n") if line.strip(" ^~")]
+    return f"{OF_THE_TRACER} {lines[-1] if lines else source.name}, which must be {formula}"
