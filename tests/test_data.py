@@ -590,6 +590,18 @@ def test_a_square_root_of_a_size(first):
         fast(torch.ones(2, 0 if first else 5, 3))
 
 
+def test_the_greater_of_a_tensor_s_number_and_a_size_is_of_one_program():
+    def function(x):
+        most = x.max() + 1
+        return x + max(most, x.shape[0]), x * min(x.shape[0], most)
+    fast = anyshape.compile(function, strict=True)
+    for count in (5, 2, 1, 9):
+        x = torch.arange(count) % 4
+        for found, wanted in zip(fast(x), function(x), strict=True):
+            assert found.equal(wanted) and found.dtype == wanted.dtype
+    assert fast._anyshape.compilation.graphs == 1
+
+
 def test_rounded_square_roots_of_sizes():
     def function(x):
         count = x.shape[0]

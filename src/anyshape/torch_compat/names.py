@@ -129,7 +129,7 @@ TRACING = {
     f"{DYNAMO}variables.TensorVariable": Name(OURS, FEWER),
     **{f"{DYNAMO}variables.{name}": Name("subscripts that are tensors without dims", FEWER) for name in (
         "builtin.BuiltinVariable", "builtin.BuiltinVariable.call_function",
-        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy")},
+        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy", "SymNodeVariable")},
     f"{DYNAMO}guards.GuardBuilder": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules.get_torch_obj_rule_map": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules._polyfilled_function_ids": Name(OURS, FEWER),

@@ -60,7 +60,7 @@ WHILE_TRACING = {
         "after a graph break it looks for tensors in lists, tuples and dictionaries, not in objects of users",
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
     VARIABLES + "builtin.BuiltinVariable.call_function":
-        "takes the value of a subscript that is a tensor for a constant, or ends the graph at it",
+        "takes the value of a tensor that is a subscript, or compared with a size, for a constant, or ends there",
     VARIABLES + "builtin.GetAttrBuiltinVariable._call_getattr":
         "names of torch's own classes and functions end a graph; those of others are constants",
     VARIABLES + "tensor.TensorVariable.method___setitem__": "the same, where something is written there",
