@@ -299,7 +299,25 @@ def _of_a_made_size(x):
     return x.new_ones(count)
 
 
-@pytest.mark.parametrize("function", [_with_a_message, _of_a_number, _of_a_truth, _of_a_size, _of_a_made_size])
+exec("""
+def _of_a_whole_number(x):
+    assert int(x.sum()) == 3, "only positive"
+    return x * 2
+
+def _of_a_count(x):
+    count = (x > 0).sum().item()
+    assert count == x.shape[0], "only positive"
+    return torch.cat([x, x.new_zeros(count)])
+
+def _of_rows(x):
+    assert torch.nonzero(x > 0).shape[0] == x.shape[0], "only positive"
+    return x * 2
+""", _asserting := {"torch": torch})  # statements that pytest does not rewrite
+
+
+@pytest.mark.parametrize("function", [_with_a_message, _of_a_number, _of_a_truth, _of_a_size, _of_a_made_size,
+                                      *(_asserting[name] for name in ("_of_a_whole_number", "_of_a_count",
+                                                                      "_of_rows"))])
 def test_what_is_asserted_of_data_is_checked_in_every_call(function):
     """The trace takes for true what is asserted, from there on: that is no proof of it."""
     fast = anyshape.compile(function)
@@ -311,6 +329,21 @@ def test_what_is_asserted_of_data_is_checked_in_every_call(function):
             with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
                 call(x)
             assert str(caught.value) == "only positive"
+
+
+def test_a_number_from_the_data_that_other_sizes_ask_for_is_checked():
+    """The trace takes it for theirs, from there on. A 1 is broadcast, in a call of its own."""
+    def function(x):
+        return torch.zeros(x.max().item()) + x
+    fast = anyshape.compile(function)
+    for numbers in ([1, 2, 3], [0, 1, 0, -1], [1, 2, 0], [5, 4, 3, 2, 1]):
+        x = torch.tensor(numbers)
+        if numbers == [1, 2, 0]:
+            for call in (function, fast):
+                with pytest.raises(RuntimeError):
+                    call(x)
+        else:
+            assert fast(x).equal(function(x))
 
 
 def test_a_check_of_the_user_s_fails_in_the_first_call_as_in_eager():
@@ -557,11 +590,25 @@ def test_a_square_root_of_a_size(first):
         fast(torch.ones(2, 0 if first else 5, 3))
 
 
+def test_the_greater_of_a_tensor_s_number_and_a_size_is_of_one_program():
+    def function(x):
+        most = x.max() + 1
+        return x + max(most, x.shape[0]), x * min(x.shape[0], most)
+    fast = anyshape.compile(function, strict=True)
+    for count in (5, 2, 1, 9):
+        x = torch.arange(count) % 4
+        for found, wanted in zip(fast(x), function(x), strict=True):
+            assert found.equal(wanted) and found.dtype == wanted.dtype
+    assert fast._anyshape.compilation.graphs == 1
+
+
 def test_rounded_square_roots_of_sizes():
     def function(x):
         count = x.shape[0]
-        return (x[:int(math.sqrt(count))].exp().sum(0), x.new_ones(math.ceil(count ** 0.5)) * x[0, 0],
-                x.new_ones(round(math.sqrt(count))) * 5, x.view(-1).sin()[:int((2 * count) ** 0.5)] * 2)
+        large = math.isqrt(2**80 - 1) - 2**40 + 1  # of no size
+        return (x[:int(math.sqrt(count))].exp().sum(0), x[:math.isqrt(count + 3) + large].cos(),
+                x.new_ones(math.ceil(count ** 0.5)) * x[0, 0], x.new_ones(round(math.sqrt(count))) * 5,
+                x.view(-1).sin()[:int((2 * count) ** 0.5)] * 2)
     fast = anyshape.compile(function, strict=True)
     for count in (5, 16, 6, 7, 1, 2, 3, 4, 120, 121, 122):
         x = torch.randn(count, 2)

@@ -44,12 +44,6 @@ def test_operators_that_take_a_size_as_a_number_have_a_program_for_each(function
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_isqrt_of_a_size_has_no_program_for_all_sizes() -> None:
-    made, eager = programs(lambda x: x[:math.isqrt(x.shape[0])] + 1, *((torch.ones(n),) for n in (9, 16, 25)))
-    assert made + eager > 2
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_a_view_at_a_position_that_is_a_tensor_is_not_compiled() -> None:
     def grown(x: Tensor, i: Tensor) -> Tensor:
         x[i] += 1

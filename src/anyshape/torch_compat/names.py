@@ -58,6 +58,8 @@ NEEDED = {
     f"{FAKE}DataDependentOutputException": Name("says that a result depends on the data"),
     f"{FAKE}DynamicOutputShapeException": Name("says that a result depends on the data"),
     f"{SYMPY}functions": Name("the formulas of sizes"),
+    f"{SYMPY}reference.PythonReferenceAnalysis": Name("checks of sizes from the data"),
+    f"{SYMPY}interp.sympy_interp": Name("checks of sizes from the data"),
     f"{SYMPY}numbers.is_infinite": Name("the formulas of sizes"),
     "torch._C._functorch.peek_interpreter_stack": Name("whether a transform of torch.func is going on"),
     "torch.autograd.forward_ad._current_level": Name("whether forward-mode differentiation is going on"),
@@ -95,6 +97,9 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
+    **{f"{DYNAMO}symbolic_convert.{name}": Name("assertions about numbers from the data",
+                                                "those that PyTorch's tracer loses are not checked") for name in (
+        "_detect_and_normalize_assert_statement", "SymNodeVariable")},
     f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
     f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these
@@ -124,7 +129,7 @@ TRACING = {
     f"{DYNAMO}variables.TensorVariable": Name(OURS, FEWER),
     **{f"{DYNAMO}variables.{name}": Name("subscripts that are tensors without dims", FEWER) for name in (
         "builtin.BuiltinVariable", "builtin.BuiltinVariable.call_function",
-        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy")},
+        "TensorVariable.method___setitem__", "builder.wrap_fx_proxy", "SymNodeVariable")},
     f"{DYNAMO}guards.GuardBuilder": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules.get_torch_obj_rule_map": Name(OURS, FEWER),
     f"{DYNAMO}trace_rules._polyfilled_function_ids": Name(OURS, FEWER),

@@ -30,6 +30,7 @@ from anyshape.frontend.messages.recompile_reasons import size_names
 from anyshape.frontend.programs.compile_program import check_stages, compile_program
 from anyshape.frontend.programs.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.programs.eager_fallback import BY_OPERATOR, REPLACED, FallbackWarning, note, refuse
+from anyshape.frontend.programs.found_numbers import with_found_checked
 from anyshape.frontend.programs.plain_program import interpret
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.recurrent import scans
@@ -101,7 +102,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[
     captured = gm
     if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
         compilation.data_sizes[str(number)] = DataSizeGuard(gm)
-    gm = derivatives(_recognised(gm, compilation, number))
+    gm = derivatives(_recognised(with_found_checked(gm), compilation, number))
     if compilation.step is not None:
         warn_of_inputs(gm)
         gm = detached(gm)

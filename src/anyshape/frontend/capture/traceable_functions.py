@@ -8,6 +8,7 @@ What must hold of the data is checked when the program runs, which raises then a
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from typing import Any
 
@@ -26,6 +27,7 @@ _is_number, _verify_batch_size = map(get, ("torch.fx.experimental.symbolic_shape
                                            "torch.nn.functional._verify_batch_size"))
 _KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+EXACT = 2**52  # whole numbers below have a root of double precision that rounds down as theirs
 NEGATIVE = "var has negative entry/entries"
 NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
 
@@ -526,8 +528,23 @@ def fake_quantize_per_channel_affine(input: torch.Tensor, scale: torch.Tensor, z
     return _FakeQuantizeChannels.apply(input, scale, zero_point, axis, quant_min, quant_max)
 
 
+def isqrt(number: Any) -> Any:
+    """math.isqrt of a size, or of a number, which may be larger than what a float says exactly."""
+    if not isinstance(number, int):
+        number = operator.index(number)
+    if number < 0:
+        raise ValueError("isqrt() argument must be nonnegative")
+    if number < EXACT:
+        return int(number ** 0.5)
+    root = 1 << (number.bit_length() + 1) // 2  # Newton's method, from above
+    while root > number // root:
+        root = (root + number // root) // 2
+    return root
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
+    math.isqrt: isqrt,
     _assert: asserted_now,
     torch._assert_async: asserted,
     torch.addcdiv: addcdiv,

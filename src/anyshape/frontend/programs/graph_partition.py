@@ -26,6 +26,7 @@ from anyshape.frontend.programs.session import Boxed, ProgramRequest
 from anyshape.frontend.programs.shared_parts import SharedParts
 from anyshape.frontend.programs.split_program import (
     ASSERTS,
+    FOUND,
     Part,
     SplitProgram,
     Step,
@@ -124,7 +125,7 @@ def found_in_data(gm: GraphModule) -> list[Node]:
 
 def is_in_parts(gm: GraphModule) -> bool:
     """Whether a graph has to be cut, whatever the IR takes."""
-    return bool(found_in_data(gm) or cuts(gm))
+    return bool(found_in_data(gm) or cuts(gm)) or any(str(node.target) == FOUND for node in gm.graph.nodes)
 
 
 def _name(request: ProgramRequest, number: int) -> str:

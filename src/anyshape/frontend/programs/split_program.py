@@ -30,8 +30,9 @@ from anyshape.torch_compat.versions.side_effects import has_effect
 
 MOST = 4096  # patterns of small sizes that are remembered
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
+FOUND = "anyshape.assert_found.default"  # frontend.programs.found_numbers.py
 ASSERTS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
-           "aten.sym_constrain_range.default")
+           "aten.sym_constrain_range.default", FOUND)
 OF_THE_TRACER = "Runtime assertion failed for expression"  # how messages begin that the user has not written
 SPLITS = ("anyshape_route.split_rows.default", "anyshape_route.split_like.default")
 MERGE = "anyshape_route.merge_rows.default"

@@ -28,6 +28,8 @@ WHILE_TRACING = {
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl":
         "shapes of repeated operators: torch's own cache costs more than the rule where sizes are symbols",
     "torch._dynamo.symbolic_convert.get_funcname": "reads and tokenizes source files for a log that nobody writes",
+    "torch._dynamo.symbolic_convert._detect_and_normalize_assert_statement":
+        "an assertion about a number from the data is taken for a fact, and its check is lost",
     "torch._dynamo.convert_frame.CheckFunctionManager":
         "records guards for the next process: torch's own serialisation has none of functions, classes and modules",
     "torch._dynamo.guards.profile_guard_manager": "times the guards with empty caches (20 ms), for a log, too",
@@ -58,7 +60,7 @@ WHILE_TRACING = {
         "after a graph break it looks for tensors in lists, tuples and dictionaries, not in objects of users",
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
     VARIABLES + "builtin.BuiltinVariable.call_function":
-        "takes the value of a subscript that is a tensor for a constant, or ends the graph at it",
+        "takes the value of a tensor that is a subscript, or compared with a size, for a constant, or ends there",
     VARIABLES + "builtin.GetAttrBuiltinVariable._call_getattr":
         "names of torch's own classes and functions end a graph; those of others are constants",
     VARIABLES + "tensor.TensorVariable.method___setitem__": "the same, where something is written there",

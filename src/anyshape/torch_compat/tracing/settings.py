@@ -16,6 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing.asserted_numbers import as_written, assertions_kept
 from anyshape.torch_compat.tracing.class_names import names_traced
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.namespace_objects import holders_traced, parts_of_holders_traced
@@ -90,6 +91,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(quiet(*WHILE_TRACING))
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
+        stack.enter_context(assertions_kept())
         stack.enter_context(_floats_left())
         stack.enter_context(transforms_left())
         stack.enter_context(_no_guard_in_a_traceback())
@@ -410,7 +412,7 @@ def holds_of_sizes(condition: torch.SymBool, sizes: set[str]) -> bool:
     """Whether a condition of a trace holds of all numbers, those named `sizes` from 0 on, whatever the trace assumes.
     """
     import sympy
-    formula = _as_written(condition)
+    formula = as_written(condition)
     plain = {symbol: sympy.Symbol(str(symbol), integer=True, nonnegative=str(symbol) in sizes or None)
              for symbol in formula.free_symbols if symbol.is_integer}
     return formula.xreplace(plain) == sympy.true
@@ -418,13 +420,25 @@ def holds_of_sizes(condition: torch.SymBool, sizes: set[str]) -> bool:
 
 def symbols_as_written(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> set[str]:
     """The symbols of a number of a trace, those included that the trace has since taken for numbers."""
-    return {str(symbol) for symbol in _as_written(number).free_symbols}
+    return {str(symbol) for symbol in as_written(number).free_symbols}
 
 
-def _as_written(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """Its formula without what the trace has found out since: an assertion that u0 is 1 has it replaced by 1."""
-    node: Any = number.node
-    return getattr(node, "_expr", node.expr)
+def taken_for(number: torch.SymInt | torch.SymFloat) -> tuple[str, Any] | None:
+    """Of a number of a trace that the data give: its symbol, and the formula that the trace has taken for it since;
+    None where there is none."""
+    written, now = as_written(number), number.node.expr
+    if written == now or not written.is_Symbol or not api.is_unbacked(str(written)):
+        return None
+    return str(written), now
+
+
+def nodes_of_formula(graph: torch.fx.Graph, formula: Any, nodes: Mapping[Any, torch.fx.Node]) -> Any:
+    """Writes out a formula over the symbols of `nodes`, at the place where the graph inserts; a node or a number."""
+    analysis, interpret = map(compat.need, ("torch.utils._sympy.reference.PythonReferenceAnalysis",
+                                            "torch.utils._sympy.interp.sympy_interp"))
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    result = interpret(analysis, {symbol: torch.fx.Proxy(node, tracer) for symbol, node in nodes.items()}, formula)
+    return result.node if isinstance(result, torch.fx.Proxy) else result
 
 
 def same_size(a: Any, b: Any) -> bool:

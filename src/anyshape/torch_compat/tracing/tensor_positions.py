@@ -1,7 +1,9 @@
-"""Indexing by 0-dimensional tensors (data-dependent `select`), traced as operators that need no number from the data.
+"""Indexing by 0-dimensional tensors (data-dependent `select`), and their maximum with a size, as operators that need
+no number from the data.
 
     x[:, k]       -->  take(x, (:, k)), which is x[:, :].index_select(1, k).squeeze(1)
     x[:, k] = v   -->  x[:, :].index_copy_(1, k, v.unsqueeze(1))
+    max(k, n)     -->  clamp(k, min=n), of a whole number k and a size n
 
 Eager PyTorch reads the number and gives a view of that place. Dynamo takes the number of an input as a constant, so
 each has a program of its own, and ends the trace at one that was computed. `take` gives a copy: whether that is seen,
@@ -27,11 +29,11 @@ def positions_traced() -> Iterator[None]:
     expected."""
     names = [f"torch._dynamo.variables.{name}" for name in (
         "builtin.BuiltinVariable.call_function", "TensorVariable.method___setitem__", "TensorVariable",
-        "builder.wrap_fx_proxy", "VariableTracker", "builtin.BuiltinVariable")]
+        "builder.wrap_fx_proxy", "VariableTracker", "builtin.BuiltinVariable", "SymNodeVariable")]
     if not compat.has(*names):
         yield
         return
-    call, write, TensorVariable, wrap, VariableTracker, BuiltinVariable = map(compat.need, names)
+    call, write, TensorVariable, wrap, VariableTracker, BuiltinVariable, SymNodeVariable = map(compat.need, names)
 
     def positions(tensor: Any, key: Any) -> int:
         """How many parts of a key are such tensors; 0 where there are parts beside them that are left to torch."""
@@ -48,6 +50,12 @@ def positions_traced() -> Iterator[None]:
             x, key = map(_opened, args)
             if type(x) is TensorVariable and positions(x, key):
                 return wrap(tx, tx.output.create_proxy("call_function", take, (x.as_proxy(), key.as_proxy()), {}))
+        if self.fn in (max, min) and len(args) == 2 and not kwargs:  # Dynamo would compare them in Python
+            tensors = [one for one in map(_opened, args) if type(one) is TensorVariable]
+            sizes = [one for one in args if type(one) is SymNodeVariable]
+            if len(tensors) == len(sizes) == 1 and tensors[0].ndim == 0 and tensors[0].dtype in WHOLE:
+                bound = {"min" if self.fn is max else "max": sizes[0].as_proxy()}
+                return wrap(tx, tx.output.create_proxy("call_function", torch.clamp, (tensors[0].as_proxy(),), bound))
         return call(self, tx, args, kwargs)
 
     def put(self: Any, tx: Any, key: Any, value: Any) -> Any:
