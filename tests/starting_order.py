@@ -27,7 +27,7 @@ gemm_epilogue""".split()
 EARLY = (*FIRST, *WITHOUT_A_GPU)
 LAST = "bench demo deploy_examples dist_processes dist_wrapped examples docs".split()
 TABLE = Path(__file__).parent / "seconds.json"
-USUAL = 0.2  # seconds of a test in a file that the table lacks
+USUAL = 0.1  # seconds of a test in a file that the table lacks
 
 
 def rank(file: str) -> int:
