@@ -101,7 +101,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def leave_out_of_traces() -> None:
     """What torch does in every trace for nobody here: the text of each graph for its structured log, and states of a
-    GPU's random numbers. 5 % of a small trace, and tracing is four fifths of the tests' processor time."""
+    GPU's random numbers. 2 to 5 % of a small trace, and tracing is four fifths of the tests' processor time."""
     from torch._decomp.decompositions_for_rng import PhiloxStateTracker
     from torch._functorch._aot_autograd import graph_compile
     for name, nothing in (("_log_joint_graph", None), ("_log_fw_bw_graphs", (None, None))):
@@ -133,8 +133,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # what another test runs in a process of its own (interpreted_*.py and such) has begun in time
     item.stash[BEGAN] = processor_seconds()
+    # what another test runs in a process of its own (interpreted_*.py and such) has begun in time
     if time_budget.is_spent() and item.path.stem.startswith("test_") and not starting_order.stands_in_for_a_gpu(item):
         pytest.skip(time_budget.REASON)
 
