@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import forked
 import sampling
 import starting_order
 import time_budget
@@ -26,11 +27,14 @@ from anyshape.frontend.capture import frame_callback
 from anyshape.runtime.memory.pools import Block, Pool
 
 GOLDEN = Path(__file__).parent / "golden"
+BEGAN = pytest.StashKey[float]()  # of a test: the processor time when it began
 GUARD, BYTE = 64, 0xA5  # bytes behind a piece, and what is in them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the golden files from what the code gives now")
+    parser.addoption("--seconds", action="store_true",
+                     help="write the processor time of each file to seconds.json (tests/starting_order.py)")
     parser.addoption("--fenced", action="store_true",
                      help="run compiled programs on memory between pages that nobody may touch (tests/fences.py)")
 
@@ -92,6 +96,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(10_000, 20, 20)
     # it would count what is frozen after every trace
     frame_callback.age_trace_garbage = lambda: None
+    leave_out_of_traces()
+
+
+def leave_out_of_traces() -> None:
+    """What torch does in every trace for nobody here: the text of each graph for its structured log, and states of a
+    GPU's random numbers. 2 to 5 % of a small trace, and tracing is four fifths of the tests' processor time."""
+    from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+    from torch._functorch._aot_autograd import graph_compile
+    for name, nothing in (("_log_joint_graph", None), ("_log_fw_bw_graphs", (None, None))):
+        if hasattr(graph_compile, name):
+            setattr(graph_compile, name, lambda *_, nothing=nothing: nothing)
+    PhiloxStateTracker.reset = classmethod(lambda _: None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,6 +124,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="anyshape-tests-")
         os.environ["ANYSHAPE_CACHE_DIR"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if config.getoption("--seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Measured())
     if config.getoption("--fenced"):
         import fences
         fences.install()
@@ -115,6 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[BEGAN] = processor_seconds()
     # what another test runs in a process of its own (interpreted_*.py and such) has begun in time
     if time_budget.is_spent() and item.path.stem.startswith("test_") and not starting_order.stands_in_for_a_gpu(item):
         pytest.skip(time_budget.REASON)
@@ -124,7 +143,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: Any = yield
     starting_order.check_not_skipped(item, report)
+    if report.when == "teardown":
+        report.user_properties.append(("seconds", processor_seconds() - item.stash[BEGAN]))
     return report
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    return sum(os.times()[:4]) + forked.seconds
+
+
+class Measured:
+    """A plugin that adds up the seconds of each file, and writes them to the table."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = Path(report.location[0]).stem.removeprefix("test_")
+        self.files[file] = self.files.get(file, 0.0) + dict(report.user_properties).get("seconds", 0.0)
+
+    def pytest_sessionfinish(self) -> None:
+        starting_order.write_table(self.files)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -135,12 +175,29 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under pytest-xdist each process takes a stretch of the tests, and then of what another has left: tests of a file
-    stay together, and what they share is made once."""
+    """Under pytest-xdist each process takes its stretch of the tests (starting_order.py), and then of what another has
+    left: tests of a file stay together, and what they share is made once."""
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import WorkStealingScheduling
-    return WorkStealingScheduling(config, log)
+
+    class Stretches(WorkStealingScheduling):
+        """Begins with stretches that are not of one length."""
+
+        lengths: tuple[int, ...] = ()
+
+        def schedule(self) -> None:
+            if self.collection is None:
+                names = next(iter(self.node2collection.values()))
+                self.lengths = tuple(starting_order.lengths(names, len(self.nodes)))
+            super().schedule()
+
+        def _send_tests(self, node: Any, num: int) -> None:
+            count, *rest = self.lengths or (num,)
+            self.lengths = tuple(rest)
+            super()._send_tests(node, count)
+
+    return Stretches(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ import torch
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 PRELOAD = "forked_preload"
 NUMBERS = itertools.count()  # of runs
+seconds = 0.0  # of processor time that runs have taken which ended by themselves
 
 
 class Run:
@@ -39,13 +40,14 @@ class Run:
             self.arguments, dict(environment), list(sys.path), str(self.out), str(self.err)), daemon=True)
         self.process.start()
 
-    def done(self, seconds: float) -> subprocess.CompletedProcess[str]:
+    def done(self, within: float) -> subprocess.CompletedProcess[str]:
         """Waits for its end; what does not end within that time is killed, and raises TimeoutExpired."""
-        self.process.join(seconds)
+        self.process.join(within)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-            raise subprocess.TimeoutExpired(self.arguments, seconds, self.out.read_bytes(), self.err.read_bytes())
+            raise subprocess.TimeoutExpired(self.arguments, within, self.out.read_bytes(), self.err.read_bytes())
+        _count(self.out.with_suffix(".seconds"))
         return subprocess.CompletedProcess(self.arguments, self.process.exitcode, self.out.read_text(),
                                            self.err.read_text())
 
@@ -79,6 +81,12 @@ def start() -> None:
         forkserver.ensure_running()
 
 
+def _count(file: Path) -> None:
+    global seconds
+    if file.exists():
+        seconds += float(file.read_text())
+
+
 def _main(arguments: list[str], environment: dict[str, str], path: list[str], out: str, err: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -94,7 +102,10 @@ def _main(arguments: list[str], environment: dict[str, str], path: list[str], ou
     # pytest gives processes other streams
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     assert PRELOAD in sys.modules  # where it cannot be imported, the standard library goes on without
-    if is_script:
-        runpy.run_path(arguments[0], run_name="__main__")
-    else:
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    try:
+        if is_script:
+            runpy.run_path(arguments[0], run_name="__main__")
+        else:
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    finally:
+        Path(out).with_suffix(".seconds").write_text(str(sum(os.times()[:4])))

@@ -1,6 +1,7 @@
 """Samples of torch's OpInfo database, run compiled and eagerly; as a program, a worker that reports line by line.
 
     python tests/opinfo_cases.py full < names    prints one line of JSON when an op starts and one with its outcome
+    python tests/opinfo_cases.py sample names    the same, fewer samples of each
 
 With ANYSHAPE_TEST_FENCED set, on fenced memory (fences.py).
 """
@@ -305,18 +306,17 @@ def check_op(name: str, full: bool) -> Outcome:
 
 
 def main() -> None:
-    """Names on the standard input; see the head of this file."""
-    full = sys.argv[1:] == ["full"]
+    """Names among the arguments or on the standard input; see the head of this file."""
+    mode, *names = sys.argv[1:]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     if os.environ.get("ANYSHAPE_TEST_FENCED"):
         import fences
         fences.install()
-    for line in sys.stdin:
-        name = line.strip()
+    for name in names or map(str.strip, sys.stdin):
         print(json.dumps({"start": name}), flush=True)
         try:
-            outcome = check_op(name, full)
+            outcome = check_op(name, mode == "full")
         except Exception as error:  # a sample that cannot even be made
             outcome = Outcome(name, "fail", f"harness: {type(error).__name__}: {error}"[:300])
         print(json.dumps(asdict(outcome)), flush=True)

@@ -5,8 +5,6 @@ import gc
 import math
 import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import anyshape
+import forked
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.memory_format import leader, lies_last
 from anyshape.runtime.context.process_context import shared_context
@@ -136,11 +135,13 @@ def test_any_chain_trains_as_eager(dims: int, seed: int) -> None:
 
 
 PIXELS = """
+import ctypes
 import mmap
 import torch
 from torch import nn
 import anyshape
 
+assert ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD: what is larger has pages of its own
 torch.manual_seed(0)
 torch.set_num_threads(1)
 nobodys = []
@@ -166,12 +167,10 @@ print("all is well")
 """
 
 
-def test_few_channels_without_a_window_are_trained_within_their_memory() -> None:
+def test_few_channels_without_a_window_are_trained_within_their_memory(tmp_path: Path) -> None:
     """oneDNN writes beyond its own there: eager PyTorch dies of the second image."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", PIXELS], capture_output=True, text=True, check=False,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(here.parent / "src")})
+    (tmp_path / "pixels.py").write_text(PIXELS)
+    done = forked.Run(tmp_path / "pixels.py", [], os.environ, tmp_path).done(600)
     assert done.stdout.strip() == "all is well", done.stderr[-2000:]
 
 

@@ -182,7 +182,7 @@ def test_twenty_steps_in_float32(world: int, mode: str) -> None:
 
 
 def test_attention_whose_keys_go_around_experts_with_a_hot_replica_and_what_ranks_refuse_together() -> None:
-    found = ranks(3, "messages", torchrun=True)
+    found = ranks(3, "messages")
     for one in found:
         assert one["ring"]["worst"] < 1e-13 and one["ring"]["cases"] == 14
         assert one["experts"]["worst"] < 1e-12 and one["experts"]["rows"] and one["experts"]["copies"] == 7

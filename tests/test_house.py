@@ -73,6 +73,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a file, looked for once."""
+    return list(ast.walk(tree(path)))
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
@@ -205,7 +211,7 @@ def own_names() -> set[str]:
     """Names that our own sources define: a private attribute of any other name is somebody else's."""
     found = set()
     for path in FILES:
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -224,7 +230,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
     for module, line in imports(path):
         private = module.split(".")[0] == "torch" and any(map(is_private, module.split(".")))
         assert not private, f"{name_of(path)}:{line} imports {module}: {say}"
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             for alias in node.names:
                 assert not is_private(alias.name), f"{name_of(path)}:{node.lineno} imports {alias.name}: {say}"
@@ -239,7 +245,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
 def test_nothing_is_caught_broadly(path: Path) -> None:
     if name_of(path).startswith(BORDERS):
         return
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ExceptHandler):
             names = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else ["everything"]
             broad = {"Exception", "BaseException", "everything"} & set(names)
@@ -250,7 +256,7 @@ def test_nothing_is_caught_broadly(path: Path) -> None:
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if name_of(path) in ENVIRONMENT:
         return
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
             pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
 
@@ -259,7 +265,7 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
 def test_homes_of_buffers_are_asked_by_class(path: Path) -> None:
     if package(module_of(path)) == "plan/ir":  # which has their words, in texts
         return
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Compare):
             parts = [one for side in (node.left, *node.comparators) for one in ast.walk(side)]
             home = any("home" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in parts)
@@ -293,7 +299,7 @@ def test_a_package_has_a_face_of_few_names() -> None:
 
 @each_file
 def test_functions_are_not_too_long(path: Path) -> None:
-    found = {(node.name, node.end_lineno - node.lineno + 1) for node in ast.walk(tree(path))
+    found = {(node.name, node.end_lineno - node.lineno + 1) for node in nodes(path)
              if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno}
     long = [(name, lines) for name, lines in sorted(found)
             if lines > LONGEST and (name_of(path), name) not in LONG_FUNCTIONS]
@@ -333,7 +339,7 @@ def bench_module(path: Path) -> str:
 
 
 def bench_imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -370,4 +376,4 @@ def test_a_file_of_the_benchmarks_says_what_it_is_for(path: Path) -> None:
     assert len([one for one in path.parent.iterdir() if one.is_file()]) <= 16, f"too many files in {path.parent}"
     if path.relative_to(BENCH).as_posix() != "harness/runner.py":  # which starts processes
         assert not any(isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
-                       for node in ast.walk(tree(path))), f"{path.name} reads the environment"
+                       for node in nodes(path)), f"{path.name} reads the environment"

@@ -105,8 +105,8 @@ def test_a_lower_limit_never_means_a_higher_peak(without):
 
 def test_a_limit_with_what_is_alive():
     """Resident memory is what it is: a step that needs 100 MB is given the process and three quarters of that."""
-    module = net(count=8, width=64)
-    x = torch.randn(20000, 64)
+    module = net(count=4, width=64)
+    x = torch.randn(40000, 64)
     wanted = step(module, module, x)
     run = anyshape.compile(module, memory_limit_total=1 << 50, strict=True)
     found = step(run, module, x)
@@ -128,7 +128,7 @@ def test_a_limit_with_what_is_alive():
         step(other, module, x)
     assert "memory_limit_total" in caught.value.do
     del ballast
-    assert "of the whole process" in str(other.memory(x=(20000, 64)))
+    assert "of the whole process" in str(other.memory(x=(40000, 64)))
     with pytest.raises(LimitError) as caught:  # no step fits, whatever is alive; what is named fits beside it
         step(anyshape.compile(module, memory_limit_total="1MB"), module, x)
     assert int(caught.value.do.split("memory_limit_total to ")[1].split(" ")[0]) > huge_pages.resident()
@@ -187,7 +187,7 @@ def test_a_backward_may_run_twice_and_not_without_asking(without):
 
 def test_a_language_model_trains_within_its_limit():
     torch.manual_seed(0)
-    module = DemoLlama(DemoConfig(vocabulary=128, hidden=64, layers=4, heads=4))
+    module = DemoLlama(DemoConfig(vocabulary=128, hidden=64, layers=2, heads=4))
     tokens = torch.randint(0, 128, (4, 65))
 
     def train(run, length):

@@ -4,8 +4,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ import torch
 from torch import nn
 
 import anyshape
+import forked
 from anyshape import route
 from anyshape.base.errors import InputError, LimitError, StoreError
 from anyshape.route.optimize import preload as optimisation
@@ -425,10 +424,11 @@ def forks() -> None:
         assert torch.equal(fast(x), expected)
 
 
-def test_a_forked_process_goes_on():
+def test_a_forked_process_goes_on(tmp_path):
     # in a process of its own with one thread: PyTorch's thread pool does not outlive a fork
-    subprocess.run([sys.executable, "-c", "import test_route_preload; test_route_preload.forks()"], check=True,
-                   timeout=120, cwd=Path(__file__).parent, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    (tmp_path / "forks.py").write_text("import test_route_preload\ntest_route_preload.forks()\n")
+    done = forked.Run(tmp_path / "forks.py", [], {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path).done(120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_layout_changes_nothing():
