@@ -126,3 +126,13 @@ def test_precision_is_reduced_as_by_xla(bits: tuple[int, int]) -> None:
         np.nan, np.inf, -np.inf, 0.0, -0.0, 65519, 65520, 6e-5, 6.1e-5, 6.1035156e-5, -1e-8, 240, 248]]).astype("f4")
     found = anyshape.jax.jit(lambda x: lax.reduce_precision(x, *bits), strict=True)(x)
     np.testing.assert_array_equal(found, jax.jit(lambda x: lax.reduce_precision(x, *bits))(x))
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 2, 3)])
+def test_the_study_hands_bools_to_the_interpreter_as_they_are(shape: tuple[int, ...]) -> None:
+    from anyshape_bench.experiments.stablehlo_cases import attribute_of
+    from jaxlib.mlir import ir
+    given = DRAW.integers(0, 2, shape).astype(bool)
+    given.flat[:2] = True, False
+    with ir.Context(), ir.Location.unknown():
+        np.testing.assert_array_equal(np.array(attribute_of(given)), given)
