@@ -130,8 +130,9 @@ def test_precision_is_reduced_as_by_xla(bits: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(7,), (4, 2, 3)])
 def test_the_study_hands_bools_to_the_interpreter_as_they_are(shape: tuple[int, ...]) -> None:
-    from anyshape_bench.experiments.stablehlo_cases import attribute_of
     from jaxlib.mlir import ir
+
+    from anyshape_bench.experiments.stablehlo_cases import attribute_of
     given = DRAW.integers(0, 2, shape).astype(bool)
     given.flat[:2] = True, False
     with ir.Context(), ir.Location.unknown():
