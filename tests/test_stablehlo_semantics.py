@@ -126,3 +126,43 @@ def test_precision_is_reduced_as_by_xla(bits: tuple[int, int]) -> None:
         np.nan, np.inf, -np.inf, 0.0, -0.0, 65519, 65520, 6e-5, 6.1e-5, 6.1035156e-5, -1e-8, 240, 248]]).astype("f4")
     found = anyshape.jax.jit(lambda x: lax.reduce_precision(x, *bits), strict=True)(x)
     np.testing.assert_array_equal(found, jax.jit(lambda x: lax.reduce_precision(x, *bits))(x))
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 2, 3)])
+def test_the_study_hands_bools_to_the_interpreter_as_they_are(shape: tuple[int, ...]) -> None:
+    from jaxlib.mlir import ir
+
+    from anyshape_bench.experiments.stablehlo_cases import attribute_of
+    given = DRAW.integers(0, 2, shape).astype(bool)
+    given.flat[:2] = True, False
+    with ir.Context(), ir.Location.unknown():
+        np.testing.assert_array_equal(np.array(attribute_of(given)), given)
+
+
+@pytest.mark.parametrize("wide", ["f16", "f32", "f64"])
+def test_floats_that_are_no_whole_numbers_of_a_dtype_become_the_nearest(wide: str) -> None:
+    """As of XLA: the ends of the dtype, and 0 for what is no number, folded and computed."""
+    given = [1e30, -1e30, np.inf, -np.inf, np.nan, 3e9, -3e9, 300.0, -300.0, 2.0**31, -2.0**31, 2.0**63, -2.0**63,
+             1e19, 2.0**64, 255.9, -0.9, -1.0, 127.9]
+    with np.errstate(over="ignore"):
+        x = np.array(given, wide.replace("f", "float"))
+    names = {f"{sign}int{bits}": f"{'ui' if sign else 'i'}{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+    bits = ", ".join(f"0x{one:0{x.itemsize * 2}X}" for one in x.view(f"u{x.itemsize}"))
+    body, out = [f"%c = stablehlo.constant dense<[{bits}]> : tensor<{x.size}x{wide}>"], []
+    for name, kind in names.items():
+        for operand, dim in (("x", "?"), ("c", x.size)):
+            out.append((f"%{operand}{name}", f"tensor<{dim}x{kind}>"))
+            body.append(f"%{operand}{name} = stablehlo.convert %{operand} : (tensor<{dim}x{wide}>) -> {out[-1][1]}")
+    kinds = ", ".join(kind for _, kind in out)
+    lines = "\n".join(body)
+    text = f"""module {{ func.func @main(%x: tensor<?x{wide}>) -> ({kinds}) {{ {lines}
+      return {", ".join(value for value, _ in out)} : {kinds} }} }}"""
+    found = iter(results(text, x))
+    for name in names:
+        info = np.iinfo(name)
+        wanted = np.array([0 if one != one else info.min if one <= info.min else info.max if one >= info.max
+                           else int(one) for one in x.astype("f8").tolist()], name)
+        for _ in range(2):
+            one = next(found)
+            assert one.dtype == name
+            np.testing.assert_array_equal(one, wanted)

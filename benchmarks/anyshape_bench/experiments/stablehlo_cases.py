@@ -274,8 +274,8 @@ def attribute_of(array: np.ndarray) -> Any:
     """An argument of the interpreter."""
     from jaxlib.mlir import ir
     make: Any = ir.DenseElementsAttr.get
-    if array.dtype == bool:
-        return make(np.packbits(array, bitorder="little"), shape=array.shape, type=ir.IntegerType.get_signless(1))
+    if array.dtype == bool:  # a byte for each: bits of a byte would be taken for one value of all elements, or refused
+        return make(array, type=ir.IntegerType.get_signless(1))
     if array.dtype.name == "bfloat16":
         return make(array.view(np.uint16), shape=array.shape, type=ir.BF16Type.get())
     return make(array, signless=array.dtype.kind != "u")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_stablehlo.table import COMPLEX, HELD, Call, held, translates
+from anyshape.frontend.importer_stablehlo.table import COMPLEX, HELD, Call, bounds, held, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
@@ -416,15 +416,27 @@ def _cast(c: Call, x: Value, given: str, dtype: str) -> Value:
         wide = "f64" if dtype == "f64" else "f32"
         large = c.op("mul", c.op("cast", half, dtype=wide), 2.0)
         return c.t.cast(c.op("where", c.op("lt", x, 0), large, c.op("cast", x, dtype=wide)), dtype)
-    if dtype == "u64" and kind_of(x.tensor.dtype) == "float":
-        wide = c.t.cast(x, "f64")
-        large = c.op("ge", wide, float(1 << 63))
-        less = c.op("where", large, c.op("sub", wide, float(1 << 63)), wide)
-        found = c.op("cast", less, dtype="i64")
-        return c.op("where", large, c.op("bit_xor", found, LOWEST), found)
-    if dtype in MASKED and kind_of(x.tensor.dtype) == "float":
-        x = c.op("cast", x, dtype="i64")
+    if kind_of(x.tensor.dtype) == "float" and kind_of(held(dtype)) in ("int", "uint"):
+        return _saturated(c, x, dtype)
     return c.wrapped(c.t.cast(x, held(dtype)), dtype)
+
+
+def _saturated(c: Call, x: Value, dtype: str) -> Value:
+    """A float as a whole number: the nearest of those that there are, and 0 for what is no number, as XLA has it."""
+    if x.tensor.dtype in ("f16", "bf16"):  # have not all bounds of 16 bits
+        x = c.op("cast", x, dtype="f32")
+    low, high, largest = bounds(dtype, x.tensor.dtype)
+    exact = largest == high
+    x = c.op("where", c.op("eq", x, x), x, 0.0)
+    inside = c.op("minimum", c.op("maximum", x, float(low)), largest)
+    if dtype == "u64":  # held by its bits: the half above 2**63 by what it is larger
+        large = c.op("ge", inside, -float(LOWEST))
+        found = c.op("cast", c.op("where", large, c.op("add", inside, float(LOWEST)), inside), dtype="i64")
+        found = c.op("where", large, c.op("bit_xor", found, LOWEST), found)
+        high = -1
+    else:
+        found = c.op("cast", inside, dtype=held(dtype))
+    return found if exact else c.op("where", c.op("gt", x, largest), high, found)
 
 
 @translates("reduce_precision")

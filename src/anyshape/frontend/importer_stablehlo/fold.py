@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.importer_stablehlo.table import Call
+from anyshape.frontend.importer_stablehlo.table import Call, bounds
 from anyshape.frontend.symbols import known as k
 from anyshape.frontend.symbols.known import Comparison, Known, Unknown, each, known, objects
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
@@ -208,10 +208,10 @@ def convert(c: Call) -> Any:
             raise Unknown
         return Known(one.array, c.dtype)  # sizes are exact in f64
     if c.dtype in WHOLE and one.array.dtype.kind == "f":
-        if not np.isfinite(one.array).all():
-            return None
-        wide = np.uint64 if c.dtype == "u64" and (one.array >= 0).all() else np.int64
-        return made(one.array.astype(wide).astype(numpy_dtype(c.dtype)), c.dtype)
+        low, high, largest = bounds(c.dtype, "f64")  # what is outside is moved inside
+        wide = np.nan_to_num(one.array.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+        inside = np.clip(wide, low, largest).astype(numpy_dtype(c.dtype))
+        return made(np.where(wide > largest, numpy_dtype(c.dtype).type(high), inside), c.dtype)
     return made(one.array.astype(numpy_dtype(c.dtype)), c.dtype)
 
 

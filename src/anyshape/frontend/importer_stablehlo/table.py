@@ -44,6 +44,15 @@ def held(dtype: str) -> str:
     return HELD.get(dtype, dtype)
 
 
+def bounds(dtype: str, given: str) -> tuple[int, int, float]:
+    """The lowest and the highest whole number of a module's dtype, and the largest float of another dtype, of 32 or 64
+    bits, that is not above it."""
+    bits = int(dtype[1:])
+    low, high = (0, (1 << bits) - 1) if dtype[0] == "u" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    nearest = np.dtype(given.replace("f", "float")).type(high)
+    return low, high, float(nearest if int(nearest) <= high else np.nextafter(nearest, nearest.dtype.type(0)))
+
+
 class Equal(Exception):
     """The walk has to start again with one symbol replaced."""
 
