@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
     from anyshape.dist.cost.machine import Machine
-    from anyshape.frontend.api import CompiledFunction
+    from anyshape.frontend.callables.compiled_function import CompiledFunction
     from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
     from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
     from anyshape.frontend.importer_tensorflow.callable import TensorflowCallable

@@ -59,8 +59,8 @@ FAULTS = (
           "each later one of the same code leaves too", "`torch_compat/dynamo/copied_target.py` copies code objects",
           "`copy_of` returns its argument, tests/test_shared_code.py passes", checked=False),
     Fault("guards of nested tensors", DYNAMO, "2.13", "guards ask nested tensors for strides, which ends the process",
-          "`frontend/api.py` looks for them before the call", "a compiled function that is called with a nested tensor "
-          "after a padded one returns", checked=False),
+          "`frontend/callables/compiled_callable.py` looks for them before the call", "a compiled function that is "
+          "called with a nested tensor after a padded one returns", checked=False),
     Fault("text of a tensor in a transform", EAGER, "2.13", "where `str` of a tensor of torch.func fails, the error's "
           "traceback keeps a guard of the dispatcher; when it is collected, no gradients are computed in the thread "
           "any more (Dynamo's trace of `vmap(hessian(f))`)", "`torch_compat/tracing/settings.py` empties the "

@@ -11,7 +11,7 @@ import torch
 from anyshape.artifact.save import Deployable, save
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
-from anyshape.frontend.api import CompiledCallable
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported
 from anyshape.frontend.capture.export_called import EXPORT, all_sizes_traced, export_called
 from anyshape.frontend.programs.compile_program import native
