@@ -5,15 +5,12 @@ import dataclasses
 import difflib
 import functools
 import os
-import re
 import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from anyshape.base.errors import ConfigError
-
-UNITS = {"": 1, "B": 1, "KiB": 1024, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
-                                        for unit, base in (("B", 1000), ("iB", 1024))}}
+from anyshape.base.units import bytes_of
 
 KINDS = {bool: "True or False", int: "a whole number", str: "a text"}
 OF_TORCH = {"mode": "leave it out: it is torch.compile's, and there is one mode",
@@ -105,7 +102,7 @@ class Config:
                                   do=OF_TORCH.get(name) or f"correct the name{_nearest(name, known)}")
             wanted = type(known[name].default)
             if known[name].metadata["bytes"]:
-                value = _bytes(name, value)
+                value = 0 if value is None else bytes_of(f"setting {name}", value)  # None: no limit
             elif wanted is str and isinstance(value, os.PathLike):
                 value = os.fspath(value)
             if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
@@ -151,19 +148,6 @@ class Config:
         return dataclasses.replace(self, **overrides)
 
 
-def _bytes(name: str, value: Any) -> Any:
-    """The bytes that a value of the setting `name` means; None is no limit, a whole float such as 1.5e9 its number."""
-    if value is None:
-        return 0
-    if isinstance(value, str):
-        return bytes_of(f"setting {name}", value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or \
-            (isinstance(value, float) and not value.is_integer()):
-        raise ConfigError(f"setting {name} is {value!r}", why="it is a number of bytes",
-                          do='write it like 12GiB, as text, or as a whole number: "1.5GB" or 1.5e9; 0 is no limit')
-    return int(value)
-
-
 def _nearest(name: str, known: Any) -> str:
     near = difflib.get_close_matches(name, list(known), 1)
     return f": perhaps {near[0]}" if near else ""
@@ -183,19 +167,6 @@ def _warn_of_variable(name: str) -> None:
     if near:
         warnings.warn(f"the variable {name} of the environment sets nothing\n  why: there is no such setting\n"
                       f"  do:  perhaps ANYSHAPE_{near[0].upper()} is meant", stacklevel=4)
-
-
-def bytes_of(what: str, text: str) -> int:
-    """The bytes that a text such as "12GiB", "1.5 GB" or "4096" means.
-
-    Raises:
-        ConfigError: it means none; `what` was to be read.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2] not in UNITS:
-        raise ConfigError(f"{what} is {text!r}", why="it is a number of bytes, with a unit or without",
-                          do=f"write it like 12GiB or 800MB; the units are {', '.join(filter(None, UNITS))}")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _read(name: str, text: str, wanted: type) -> Any:

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 from anyshape.base.errors import ConfigError
+from anyshape.base.units import bytes_text
 
 GREY, BLUE, RED = "#8b939b", "#1f63d6", "#c3251d"
 
@@ -59,5 +60,5 @@ def _panel(axes: Any, program: dict[str, Any]) -> None:
 
 def choice_text(choice: dict[str, Any]) -> str:
     """What a choice does, in a few words."""
-    moved = f", {choice['moved']} moved out ({choice['away'] / 1e6:.1f} MB)" if choice["moved"] else ""
+    moved = f", {choice['moved']} moved out ({bytes_text(choice['away'])})" if choice["moved"] else ""
     return f"{choice['dropped']} values computed again{moved}"
