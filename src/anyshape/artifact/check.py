@@ -19,7 +19,7 @@ from anyshape.runtime.specialize.shape_binding import renamed
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """What was found. lines: for people. graph: the program."""
 
     path: Path
@@ -30,7 +30,7 @@ class Report:
         return "\n".join(self.lines)
 
 
-def check(path: str | Path) -> Report:
+def check(path: str | Path) -> CheckReport:
     """Reads all of a file: sizes, digests, texts, weights, objects.
 
     Raises:
@@ -67,6 +67,6 @@ def check(path: str | Path) -> Report:
             del vectors
         reason = reason_against(container)
         lines.append(f"  native   {reason or 'for this machine'}")
-        return Report(Path(path), graph, lines)
+        return CheckReport(Path(path), graph, lines)
     finally:
         container.close()

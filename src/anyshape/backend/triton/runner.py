@@ -22,9 +22,9 @@ from anyshape.backend.cpu.machine.torch_libs import library
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.backend.cpu.plan_runner import with_actions, without
 from anyshape.backend.cpu.step_timer import clock_of, durations
-from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, Placement, PythonSteps
+from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, PlacedPlan, PythonSteps
 from anyshape.backend.triton import launch_loop as loop
-from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.driver import DeviceDriver
 from anyshape.backend.triton.driver.functions import OUT_OF_MEMORY
 from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import LaunchableKernel
@@ -49,7 +49,7 @@ WORD = ctypes.c_int64
 class LaunchLoop:
     """The loaded launch loop of a driver, and the calls of Python that it makes. Thread-safe."""
 
-    def __init__(self, driver: Driver, machine: Machine, cache: ObjectCache | None = None) -> None:
+    def __init__(self, driver: DeviceDriver, machine: Machine, cache: ObjectCache | None = None) -> None:
         self.driver = driver
         self.loaded = jit.load(loop.emit_launch_loop(), ("run_on_stream",), machine, cache)
         self.run = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(self.loaded.address["run_on_stream"])
@@ -185,7 +185,7 @@ class StreamRunner:
         brought = sum((b.is_parameter or b.is_output) and b.name not in placed for b in plan.buffers)
         self.put = struct.Struct(f"{brought}q").pack_into
 
-    def specialize(self, placement: Placement) -> DevicePayload:
+    def specialize(self, placement: PlacedPlan) -> DevicePayload:
         """See `PlanRunner`."""
         steps = placement.encoded
         if placement.skipped:

@@ -38,7 +38,7 @@ class Arranged:
 
 
 @dataclass(slots=True)
-class Change:
+class ScoreStep:
     """A step from the product to the softmax: kind is times, factor, add, fill or split.
 
     number: what scores are multiplied with (times, add: the addend too), or what a fill puts. node: the addend, the
@@ -53,13 +53,13 @@ class Change:
 
 
 @dataclass(slots=True)
-class Attention:
+class AttentionMatch:
     """What was found: nodes from the first product to the second, in order, and how they are made of q, k and v."""
 
     nodes: list[Node]
     query: Arranged
     key: Arranged
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ScoreStep] = field(default_factory=list)
     value: Arranged | None = None
     order: tuple[int, ...] = ()  # of the result's dims among (leading dims, queries, head size)
     merged: bool = False  # leading dims that a split took apart were put together again
@@ -69,7 +69,7 @@ class Attention:
     stopped: bool = False  # rows that are filled everywhere: no gradient through scores
 
     @property
-    def split(self) -> Change | None:
+    def split(self) -> ScoreStep | None:
         return next((change for change in self.changes if change.kind == "split"), None)
 
 

@@ -31,7 +31,7 @@ from anyshape.frontend.diagnostics.memory import memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.messages.argument_errors import refusal
 from anyshape.frontend.programs.compile_program import compile_program
-from anyshape.frontend.programs.eager_fallback import Call, note, refuse, warn, watchers
+from anyshape.frontend.programs.eager_fallback import DynamoCall, note, refuse, warn, watchers
 from anyshape.frontend.programs.session import Compilation, NotCovered
 from anyshape.torch_compat.dynamo import eager_frames, internals
 from anyshape.torch_compat.tracing import settings
@@ -141,12 +141,12 @@ class CompiledCallable:
                            do="change that line, or set strict=False to let PyTorch run it")
 
     def _run(self, way: TracingMode, arguments: tuple[Any, ...], keywords: dict[str, Any],
-             call: Call | None = None) -> Any:
+             call: DynamoCall | None = None) -> Any:
         """A call through Dynamo. It is counted if some of it, or all, has run as PyTorch."""
         off, do = eager_frames.switched_off()
         if off:
             return self._as_pytorch(off, do, arguments, keywords)
-        call = call or Call()
+        call = call or DynamoCall()
         result = way.run(arguments, keywords, call)
         parts = call.runs > 1 and not way.tracing.is_whole()
         if call.reason or parts or not (call.runs or way.tracing.empty):
@@ -166,7 +166,7 @@ class CompiledCallable:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open. missed: why
         the oblivious way does not take the call."""
         done = False
-        call = Call()
+        call = DynamoCall()
         plain, tracing = call.plain, self.oblivious.tracing
         self.ordinary.tracing.general = not failed_before and not (tracing.failure and not tracing.codes)
         where = f" ({tracing.where})" if tracing.where else ""

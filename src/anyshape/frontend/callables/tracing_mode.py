@@ -21,7 +21,7 @@ from anyshape.frontend.capture.frame_callback import MadeMeanwhile, Tracing
 from anyshape.frontend.capture.lazy_recompile import Deferral
 from anyshape.frontend.capture.small_size_guard import checked_program
 from anyshape.frontend.capture.traced_calls import traced_call
-from anyshape.frontend.programs.eager_fallback import Call, Underway, counted, refuse
+from anyshape.frontend.programs.eager_fallback import DynamoCall, Underway, counted, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.frontend.warm_start.warm_cache import warm_start_of
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
@@ -82,7 +82,7 @@ class TracingMode:
         self.turn = tracing.turn if oblivious and not compilation.config.beside else None
         tracing.sharded = sharded
 
-    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
+    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: DynamoCall) -> Any:
         """A call through torch.compile. After a trace the fast dispatch is made anew, if one frame was all there was.
         Threads whose first calls come at once wait for one program, instead of making one each."""
         outer, self.underway.call = self.underway.call, call
@@ -103,7 +103,7 @@ class TracingMode:
                 self.dispatch = dispatch if dispatch.programs else None
         return result
 
-    def _called(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
+    def _called(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: DynamoCall) -> Any:
         """A call through torch.compile, which looks for a program once more where another thread made one meanwhile."""
         while True:
             call.seen = len(self.tracing.codes)

@@ -24,7 +24,7 @@ from anyshape.frontend.programs.session import Compilation
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.inspect.memory_timeline import Timeline, away, scratch, state, timeline, work_again
+from anyshape.runtime.inspect.memory_timeline import MemoryTimeline, away, scratch, state, timeline, work_again
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.sym.expr import evaluate
@@ -97,7 +97,7 @@ class CalledProgram:
     parts: tuple[str, ...]
     names: Mapping[str, str]
     limit: MemoryBudget
-    line: Timeline
+    line: MemoryTimeline
     positions: tuple[Position, ...]
 
     @property

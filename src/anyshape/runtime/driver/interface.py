@@ -38,7 +38,7 @@ class AccessCode:
     names: Mapping[str, Any]
 
 
-class Driver(Protocol):
+class HostDriver(Protocol):
     """See the head of this file. Threads may share one.
 
     dtypes: our names of dtypes -> the host's. result: memory for a result of sizes, strides (in elements) and one of

@@ -13,7 +13,7 @@ from anyshape.base.units import bytes_of, bytes_text
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.tools.demo.backends import loss_of
 from anyshape.tools.demo.training import Session
-from anyshape.tools.demo.watch import Watch
+from anyshape.tools.demo.watch import PeakWatch
 
 HALF = "half"
 NO_LIMIT = 1 << 62
@@ -30,7 +30,7 @@ def limit_bytes(text: str, session: Session, steps: int) -> tuple[int, str]:
         return bytes_of("--memory-limit", text), ""
     shapes = coming_shapes(session, steps)
     model, optimizer = copy.deepcopy((session.model, session.optimizer))  # the step that tells changes them
-    watch = Watch(anyshape.train_step(model, loss_of, optimizer, memory_limit=NO_LIMIT))
+    watch = PeakWatch(anyshape.train_step(model, loss_of, optimizer, memory_limit=NO_LIMIT))
     batch, _ = session.stream.take(session.cursor)
     watch.step(batch.tokens, batch.targets)
     for pool in (shared_context().kept, shared_context().temporary):

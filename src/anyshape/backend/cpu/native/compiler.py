@@ -285,7 +285,7 @@ def translate(*roots: Callable[..., int]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Value(NamedTuple):
+class Operand(NamedTuple):
     """An operand of LLVM text, and its type: int, a record, or an array."""
 
     text: str
@@ -304,7 +304,7 @@ class _Function:
         self.named: list[Callable[..., int]] = []  # functions whose names stand in this one
         self.entry: list[str] = []
         self.lines: list[str] = []
-        self.variables: dict[str, Value] = {}
+        self.variables: dict[str, Operand] = {}
         self.counter = 0
         self.loops: list[tuple[str, str]] = []
         self.closed = False  # the current block already ends in a jump
@@ -358,7 +358,7 @@ class _Function:
 
     def variable(self, name: str, kind: Any) -> str:
         if name not in self.variables:
-            self.variables[name] = Value(f"%{name}.at", kind)
+            self.variables[name] = Operand(f"%{name}.at", kind)
             self.entry.append(f"%{name}.at = alloca i64")
         return self.variables[name].text
 
@@ -411,7 +411,7 @@ class _Function:
         else:
             raise self.refuse(node, "no translation")
 
-    def store(self, target: ast.expr, value: Value) -> None:
+    def store(self, target: ast.expr, value: Operand) -> None:
         """An assignment."""
         if isinstance(target, ast.Name):
             at = self.variable(target.id, value.kind)
@@ -439,7 +439,7 @@ class _Function:
         self.emit(f"store i64 {self.binary(node.op, left, right.text, self.constant(node.value))}, ptr {at}")
 
     def give(self, node: ast.Return) -> None:
-        value = self.expression(node.value) if node.value else Value("0")
+        value = self.expression(node.value) if node.value else Operand("0")
         self.fits(node, value.kind, self.kind_of("return"))
         self.jump(f"ret i64 {value.text}")
 
@@ -526,30 +526,30 @@ class _Function:
             return self.value(f"xor i1 {self.condition(node.operand)}, true")
         return self.value(f"icmp ne i64 {self.expression(node).text}, 0")
 
-    def expression(self, node: ast.expr) -> Value:
+    def expression(self, node: ast.expr) -> Operand:
         if isinstance(node, ast.Name) and node.id in self.variables:
             variable = self.variables[node.id]
-            return Value(self.value(f"load i64, ptr {variable.text}"), variable.kind)
+            return Operand(self.value(f"load i64, ptr {variable.text}"), variable.kind)
         known = self.constant(node)
         if known is not None:
-            return Value(str(known))
+            return Operand(str(known))
         if isinstance(node, ast.Name):
-            return Value(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
+            return Operand(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
         if isinstance(node, ast.BinOp):
             left, right = self.expression(node.left).text, self.expression(node.right).text
-            return Value(self.binary(node.op, left, right, self.constant(node.right)))
+            return Operand(self.binary(node.op, left, right, self.constant(node.right)))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return Value(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
+            return Operand(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
         if isinstance(node, ast.BoolOp):
             return self.either(node)
         if isinstance(node, ast.IfExp):
             return self.choice(node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             at, kind, inline = self.place(node)
-            return Value(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
+            return Operand(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
         if isinstance(node, ast.Call):
             return self.call(node)
-        return Value(self.value(f"zext i1 {self.condition(node)} to i64"))
+        return Operand(self.value(f"zext i1 {self.condition(node)} to i64"))
 
     def binary(self, op: ast.operator, left: str, right: str, known: int | None) -> str:
         """An operation of arithmetic. Quotients are rounded down, and a remainder has the sign of the divisor."""
@@ -566,7 +566,7 @@ class _Function:
             return self.value(f"add i64 {rest}, {self.value(f'select i1 {down}, i64 {right}, i64 0')}")
         return self.value(f"add i64 {self.value(f'sdiv i64 {left}, {right}')}, {self.value(f'sext i1 {down} to i64')}")
 
-    def either(self, node: ast.BoolOp) -> Value:
+    def either(self, node: ast.BoolOp) -> Operand:
         """The value of `and`, `or`: that of the operand which decides."""
         at, end = self.temporary(), self.label("end")
         for position, part in enumerate(node.values):
@@ -578,9 +578,9 @@ class _Function:
                 self.jump(f"br i1 {self.value(f'icmp ne i64 {value}, 0')}, label %{then}, label %{other}")
                 self.start(more)
         self.start(end)
-        return Value(self.value(f"load i64, ptr {at}"))
+        return Operand(self.value(f"load i64, ptr {at}"))
 
-    def choice(self, node: ast.IfExp) -> Value:
+    def choice(self, node: ast.IfExp) -> Operand:
         """`a if c else b`: only one of both is computed."""
         at, then, other, end = self.temporary(), self.label("then"), self.label("else"), self.label("end")
         self.test(node.test, then, other)
@@ -592,7 +592,7 @@ class _Function:
             self.emit(f"store i64 {value.text}, ptr {at}")
             self.jump(f"br label %{end}")
         self.start(end)
-        return Value(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
+        return Operand(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
 
     def place(self, node: ast.expr) -> tuple[str, Any, bool]:
         """The address of a field or element, its type, and whether it lies there itself."""
@@ -625,12 +625,12 @@ class _Function:
             self.named.append(found)
         return found.__name__
 
-    def call(self, node: ast.Call) -> Value:
+    def call(self, node: ast.Call) -> Operand:
         if not isinstance(node.func, ast.Name):
             raise self.refuse(node, "no function")
         callee = self.globals.get(node.func.id)
         if isinstance(callee, type) and issubclass(callee, Struct):
-            return Value(self.expression(node.args[0]).text, callee)
+            return Operand(self.expression(node.args[0]).text, callee)
         if callee in _WORDS:
             return self.word(callee.__name__, node)
         name = self.function(node.func)
@@ -640,43 +640,43 @@ class _Function:
         assert len(values) == len(parameters), name
         for parameter, value in zip(parameters, values, strict=True):
             self.fits(node, value.kind, _kind(hints.get(parameter, int)))
-        return Value(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
+        return Operand(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
                      _kind(hints.get("return", int)))
 
-    def word(self, name: str, node: ast.Call) -> Value:
+    def word(self, name: str, node: ast.Call) -> Operand:
         """A call of one of the words of the subset."""
         if name in ("new", "words", "size_of"):
             kind = eval(compile(ast.Expression(node.args[0]), "<size>", "eval"), self.globals)  # noqa: S307
             count = kind if name == "words" else words_of(kind)
             if name == "size_of":
-                return Value(str(8 * count))
+                return Operand(str(8 * count))
             at = self.fresh()
             self.entry.append(f"{at} = alloca [{count} x i64], align 64")
             self.emit(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {8 * count}, i1 false)")
-            return Value(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
+            return Operand(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
         if name == "array_at":
             element = eval(compile(ast.Expression(node.args[0]), "<type>", "eval"), self.globals)  # noqa: S307
-            return Value(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
+            return Operand(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
         if name == "tail":
             array = self.expression(node.args[0])
             size = 8 * words_of(_element(array.kind))
             count = self.expression(node.args[1]).text
             offset = self.value(f"shl i64 {count}, 3" if size == 8 else f"mul i64 {count}, {size}")
-            return Value(self.value(f"add i64 {array.text}, {offset}"), array.kind)
+            return Operand(self.value(f"add i64 {array.text}, {offset}"), array.kind)
         values = [self.expression(n).text for n in node.args]
         if name == "address_of":
-            return Value(values[0])
+            return Operand(values[0])
         if name in ("minimum", "maximum"):
             test = self.value(f"icmp {'slt' if name == 'minimum' else 'sgt'} i64 {values[0]}, {values[1]}")
-            return Value(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
+            return Operand(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
         if name in ("call", "call_void"):
             arguments = ", ".join(f"i64 {v}" for v in values[1:])
             function = self.pointer(values[0])
             if name == "call":
-                return Value(self.value(f"call i64 {function}({arguments})"))
+                return Operand(self.value(f"call i64 {function}({arguments})"))
             self.emit(f"call void {function}({arguments})")
-            return Value("0")
-        return Value(self.memory(name, values))
+            return Operand("0")
+        return Operand(self.memory(name, values))
 
     def memory(self, name: str, values: list[str]) -> str:
         if name == "copy_bytes":
