@@ -20,7 +20,7 @@ from anyshape.ir.types import TensorType
 
 
 def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
-    """See `anyshape.save`."""
+    """Writes what was compiled to a file to deploy; arguments, result and errors are those of `anyshape.save`."""
     if not isinstance(tests, (tuple, list)) or not all(isinstance(one, (tuple, list)) for one in tests):
         raise ConfigError(f"tests is a {type(tests).__name__} that holds no calls",
                           why="each call is a tuple of arguments", do="write tests=[(x,)] for one call with x")

@@ -36,7 +36,7 @@ class CpuPayload:
 
 
 class CpuPlanRunner:
-    """See the head of this file.
+    """Makes words of a plan at given sizes, and runs them by one native call. Threads may share one.
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.

@@ -26,7 +26,7 @@ from anyshape.plan.ir.program import Plan
 
 
 class GpuTarget:
-    """See the head of this file.
+    """A GPU as a target: kernels by Triton, products and convolutions by the libraries of PyTorch.
 
     Args:
         device: PyTorch's word for it, such as "cuda:0". architecture: as Triton calls it, such as "sm_90".

@@ -159,7 +159,7 @@ def launches(words: Sequence[int]) -> Iterator[int]:
 
 
 class StreamRunner:
-    """See the head of this file.
+    """Makes words of a plan at given sizes, and issues them on the current stream. Threads may share one.
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.

@@ -28,7 +28,8 @@ SEEN = 1.3  # times the peak: a limit above is not drawn
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The signs of a plot. chosen: from nearly empty to full; kept, limit, border: see the head of this file."""
+    """The signs of a plot. chosen: from nearly empty to full; kept: what is alive with everything kept; limit: its
+    line; border: where the backward begins."""
 
     chosen: str
     kept: str

@@ -116,7 +116,7 @@ def _write(path: Path, content: str) -> None:
 def strategy(model: torch.nn.Module, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any = "auto", world: int,
              machine: str | Machine = "h100", memory_limit: str | int = 0,
              lengths: Sequence[int] | Mapping[int, float] | None = None, dtype: str = "") -> StrategySearch:
-    """See `anyshape.strategy`."""
+    """Searches a strategy for a train step; arguments, result and errors are those of `anyshape.strategy`."""
     where = machine_of(machine) if isinstance(machine, str) else machine
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         raise InputError(f"world={world!r} is no number of ranks", why="it is a whole number, at least 1",

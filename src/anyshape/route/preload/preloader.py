@@ -24,7 +24,7 @@ PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
 class Preloader:
-    """See the head of this file. Thread-safe.
+    """Reads branches ahead that a model's routers will probably take. Thread-safe.
 
     Args:
         limit: bytes of branches' weights in memory, with those that always stay there. popular, joint: of

@@ -43,7 +43,7 @@ def supported() -> bool:
 
 
 class HostMemory:
-    """See the head of this file.
+    """Address space for the weights of all branches, with pages for those that are in memory.
 
     Args:
         size: bytes of address space. branches: where the weights of each are in it.

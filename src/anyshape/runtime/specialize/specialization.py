@@ -52,7 +52,8 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Specialization:
-    """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
+    """A plan at one set of sizes, which runs only read. Bytes and strides are numbers; views are (sizes, strides,
+    offset in elements).
 
     values: symbol -> value. payload: what the runner made of it. offsets: buffer -> byte offset in the two blocks.
     kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one

@@ -66,7 +66,7 @@ class Patch(Struct):
 
 
 class Piece(Struct):
-    """See the head of this file."""
+    """The head of a piece of a template: how long it is, its patches, and the words of its body."""
 
     kind: i64
     length: i64  # words from here to the next piece

@@ -33,7 +33,7 @@ from anyshape.base.errors import DeviceError
 
 
 class DeviceDriver:
-    """See the head of this file. Thread-safe.
+    """CUDA's or HIP's driver as an object: its functions, called with checked results. Thread-safe.
 
     Args:
         kind: "cuda" or "hip". addresses: of its functions, by the names of `SIGNATURES`; those that it lacks are

@@ -176,8 +176,8 @@ class _Formulas:
 
 
 def terms(size: Size) -> list[Any]:
-    """A size as data: see the head of this file. A call is {"op": .., "args": [terms, ..]}, of "scaled" with a
-    "factor"."""
+    """A size as data: terms, [coefficient, [[symbol or call, power], ..]]. A call is {"op": .., "args": [terms, ..]},
+    of "scaled" with a "factor"."""
     if isinstance(size, int):
         return [[size, []]]
     return [[coefficient, [[_atom(atom), power] for atom, power in mono]] for mono, coefficient in size.terms]
