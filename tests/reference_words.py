@@ -45,7 +45,7 @@ from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import direct_conv, gemm, gemv, softmax_rows
 from anyshape.backend.cpu.microkernels.amx import tiles
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.routines.encoding.attention import CAUSAL_TILES, FEWEST, HALF_ROWS, ROWS, SCORES
 from anyshape.backend.cpu.routines.encoding.attention import FEW as FEW_QUERIES
 from anyshape.backend.cpu.routines.encoding.direct_conv import BAND, POSITIONS

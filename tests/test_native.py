@@ -11,7 +11,8 @@ import pytest
 from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine import target as limits
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Nested,
@@ -24,7 +25,6 @@ from anyshape.backend.cpu.native.compiler import (
     new,
     size_of,
     tail,
-    translate,
     words,
     words_of,
 )

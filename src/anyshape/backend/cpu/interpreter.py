@@ -55,7 +55,8 @@ from anyshape.backend.cpu.bytecode.format import (
     Step,
     TopkStep,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     array_at,
@@ -69,7 +70,6 @@ from anyshape.backend.cpu.native.compiler import (
     new,
     size_of,
     tail,
-    translate,
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul

@@ -15,7 +15,8 @@ import threading
 
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.native.compiler import Array, Struct, call, i64, load32, new, translate, words
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import Array, Struct, call, i64, load32, new, words
 from anyshape.backend.loaded_code import Routines
 
 METADATA = 1  # XLA_FFI_Extension_Metadata: XLA asks which version of the interface the handler speaks

@@ -18,18 +18,8 @@ from typing import Annotated
 
 from anyshape.backend.cpu.bytecode.format import CALL, END, MONOTONIC, STEP_DONE, Place, Step
 from anyshape.backend.cpu.interpreter import Reading, lacks_memory, place_buffers
-from anyshape.backend.cpu.native.compiler import (
-    Array,
-    Inline,
-    Nested,
-    Struct,
-    array_at,
-    call,
-    i64,
-    size_of,
-    tail,
-    translate,
-)
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import Array, Inline, Nested, Struct, array_at, call, i64, size_of, tail
 from anyshape.backend.interface import CALLBACK_FAILED, DONE, NO_MEMORY
 
 LAUNCH, CHECK, COPY = 100, 101, 102

@@ -19,7 +19,7 @@ from anyshape.backend.cpu.bytecode.format import CALL, END, STEP_DONE
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.machine.torch_libs import library
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.plan_runner import with_actions, without
 from anyshape.backend.cpu.step_timer import clock_of, durations
 from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, PlacedPlan, PythonSteps

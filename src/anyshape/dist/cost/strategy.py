@@ -49,7 +49,7 @@ class Strategy:
     """How a train step is dealt out over a mesh, as the cost model sees it. micro: micro-batches of a step. chunks:
     stages of a rank, of an interleaved schedule. early: collectives run on streams of their own, begun as soon as they
     can be; else each where it is needed. merged: those of one layer are one. stages: the first layer of each stage of
-    the pipeline; (): cut by their seconds. """
+    the pipeline; (): cut by their seconds."""
 
     degrees: Degrees
     layers: tuple[LayerPlan, ...]

@@ -49,7 +49,7 @@ class Override:
 @dataclass(frozen=True, slots=True)
 class Search:
     """What a strategy is sought for: a workload on `world` devices. memory: bytes of a device. degrees: of the mesh,
-    axes by name; 0 or left out: open. """
+    axes by name; 0 or left out: open."""
 
     workload: Workload
     machine: Machine

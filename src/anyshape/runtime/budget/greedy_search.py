@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from anyshape.backend.cpu.bytecode.budget_frame import Frame
-from anyshape.backend.cpu.native.compiler import size_of
+from anyshape.backend.cpu.native.records import size_of
 from anyshape.base.align import align
 from anyshape.plan.ir.program import step_writes, touched
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem

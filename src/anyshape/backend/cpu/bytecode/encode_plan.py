@@ -35,7 +35,7 @@ from anyshape.backend.cpu.bytecode.products import (
 from anyshape.backend.cpu.bytecode.template import Names, Word
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.microkernels import direct_conv
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of

@@ -21,7 +21,7 @@ from anyshape.backend.cpu.microkernels import (
     softmax_rows,
     winograd_conv,
 )
-from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
+from anyshape.backend.cpu.native.records import Array, Inline, Nested, Struct, i64, words_of
 
 
 class Place(Struct):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.microkernels import gemv
-from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64, words_of
+from anyshape.backend.cpu.native.records import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
 (WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, FINISHED, BANDS, GROUPED,

@@ -14,7 +14,7 @@ of blocks: a tile has fewer rows where the rows are long.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, AttentionStep, Block
-from anyshape.backend.cpu.native.compiler import minimum, new
+from anyshape.backend.cpu.native.records import minimum, new
 from anyshape.backend.cpu.routines.attention_blas import attention_head, attention_tile
 from anyshape.backend.cpu.routines.attention_operands import AttentionWork
 from anyshape.backend.cpu.routines.attention_packed import half_head, half_tile

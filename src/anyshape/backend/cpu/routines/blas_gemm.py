@@ -16,7 +16,7 @@ from anyshape.backend.cpu.bytecode.format import (
     LibraryProduct,
     Place,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Struct,

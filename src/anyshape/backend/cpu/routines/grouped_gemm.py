@@ -25,7 +25,7 @@ from anyshape.backend.cpu.bytecode.format import (
     PackedProduct,
     ProductStep,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Struct,
     array_at,
     call_void,

@@ -42,7 +42,7 @@ from anyshape.backend.cpu.bytecode.format import (
     Functions,
     PackedProduct,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Nested,
     Struct,

@@ -14,7 +14,7 @@ itself.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import F32, PACKED_FINISH, PARALLEL_FLOPS, Block, Functions, PackedProduct
-from anyshape.backend.cpu.native.compiler import Struct, call_void, copy_bytes, i64, minimum, new, words
+from anyshape.backend.cpu.native.records import Struct, call_void, copy_bytes, i64, minimum, new, words
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of
 from anyshape.backend.cpu.routines.packed_gemm import PackedFrame, look_ahead, pack, parts
 from anyshape.backend.cpu.routines.threads import parallel_for, share

@@ -29,7 +29,7 @@ from anyshape.backend.cpu.bytecode.format import (
     SeriesStep,
     Step,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Struct,

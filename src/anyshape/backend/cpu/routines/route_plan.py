@@ -8,16 +8,7 @@ its next choice goes.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import Block, EndsStep, RoutePlanStep, SegmentStep
-from anyshape.backend.cpu.native.compiler import (
-    array_at,
-    fill_zero,
-    i64,
-    load32,
-    load64,
-    maximum,
-    minimum,
-    store32,
-)
+from anyshape.backend.cpu.native.records import array_at, fill_zero, i64, load32, load64, maximum, minimum, store32
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.ir.op import INDEX, ROUTE
 

@@ -21,7 +21,7 @@ from anyshape.backend.cpu.bytecode.format import (
     Block,
     Functions,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     address_of,

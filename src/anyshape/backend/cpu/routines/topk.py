@@ -10,7 +10,7 @@ are done step by step, on the same sequence.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, TOPK_MOST, Block, TopkStep
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     copy_bytes,

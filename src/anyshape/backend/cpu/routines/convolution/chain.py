@@ -9,7 +9,7 @@ and write is apart, or lies row by row at the same places. Of rows that are gath
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import GROUPED_CONV, PARALLEL_FLOPS, Block, GroupedConvStep, Place
-from anyshape.backend.cpu.native.compiler import Struct, i64, minimum, new
+from anyshape.backend.cpu.native.records import Struct, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.grouped_conv import convolve_rows
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork

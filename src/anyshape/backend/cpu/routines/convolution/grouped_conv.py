@@ -14,7 +14,7 @@ fewer.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import Block, GroupedConvStep
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     array_at,
     call_void,
     fill_zero,

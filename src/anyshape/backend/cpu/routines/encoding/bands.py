@@ -13,7 +13,7 @@ from anyshape.backend.cpu.bytecode.format import (
 )
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import NO_PRODUCT, BandsPiece, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, copy_bytes, i64, minimum, tail, words_of
+from anyshape.backend.cpu.native.records import Array, copy_bytes, i64, minimum, tail, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_product, next_window
 
 PLACE_WORDS, KERNEL_WORDS = map(words_of, (Place, KernelStep))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anyshape.backend.cpu.bytecode.format import BYTE_CONV, LINE, ByteConvStep, PackedProduct
 from anyshape.backend.cpu.bytecode.products import PANELS
 from anyshape.backend.cpu.bytecode.template import ByteConvPiece, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, i64, new, words, words_of
+from anyshape.backend.cpu.native.records import Array, i64, new, words, words_of
 from anyshape.backend.cpu.routines.encoding.direct_conv import is_dense, is_empty
 from anyshape.backend.cpu.routines.encoding.product import (
     PANEL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import COPY, CopyDim, CopyStep
 from anyshape.backend.cpu.bytecode.template import MOST_DIMS, CopyPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, array_at, i64, words, words_of
+from anyshape.backend.cpu.native.records import Array, array_at, i64, words, words_of
 from anyshape.backend.cpu.routines.encoding.product import next_window
 
 COPY_DIM, COPY_WORDS = map(words_of, (CopyDim, CopyStep))

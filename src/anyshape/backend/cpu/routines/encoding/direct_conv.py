@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import CONV_LAST, DIRECT_CONV, DirectConvStep, Place
 from anyshape.backend.cpu.bytecode.template import DirectConvPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, i64, maximum, minimum, words_of
+from anyshape.backend.cpu.native.records import Array, i64, maximum, minimum, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_call, next_window, rounded
 
 CONV_WORDS = words_of(DirectConvStep)

@@ -46,7 +46,7 @@ from anyshape.backend.cpu.bytecode.template import (
     RegimesPiece,
 )
 from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
-from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
+from anyshape.backend.cpu.native.records import Array, array_at, copy_bytes, i64, maximum, tail, words
 from anyshape.backend.cpu.routines.encoding.attention import encode_attention
 from anyshape.backend.cpu.routines.encoding.bands import encode_bands
 from anyshape.backend.cpu.routines.encoding.byte_conv import encode_byte_conv

@@ -22,7 +22,7 @@ from anyshape.backend.cpu.bytecode.format import (
     Thin,
 )
 from anyshape.backend.cpu.bytecode.template import FULL, GroupedPiece, Kind, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, copy_bytes, fill_zero, i64, maximum, new, size_of, words_of
+from anyshape.backend.cpu.native.records import Array, copy_bytes, fill_zero, i64, maximum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import (
     Matrix,
     ask,

@@ -49,7 +49,7 @@ from anyshape.backend.cpu.bytecode.template import (
     ProductPiece,
     Window,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     copy_bytes,

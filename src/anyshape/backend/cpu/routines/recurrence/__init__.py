@@ -8,7 +8,7 @@ a result of the time before.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, Functions, RecurrenceStep
-from anyshape.backend.cpu.native.compiler import Struct, array_at, call_void, copy_bytes, i64, minimum, new
+from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 

@@ -8,7 +8,7 @@ does them.
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import Block, ByteRecurrenceStep
-from anyshape.backend.cpu.native.compiler import Struct, array_at, call_void, copy_bytes, i64, new
+from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, i64, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 
 QUANTIZE = 2  # its routine stands so many behind that of many rows
