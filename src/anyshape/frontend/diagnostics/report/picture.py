@@ -1,21 +1,13 @@
 """The report as a picture: each program's curve where the sliders stand first. matplotlib is optional."""
 from __future__ import annotations
 
-import importlib.util
 import io
 from typing import Any
 
-from anyshape.base.errors import ConfigError
+from anyshape.base.optional_packages import check_picture
 from anyshape.base.units import bytes_text
 
 GREY, BLUE, RED = "#8b939b", "#1f63d6", "#c3251d"
-
-
-def check_picture() -> None:
-    """Raises ConfigError where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs the package matplotlib", why="it is not installed",
-                          do="pip install matplotlib, or write the report as .html or .json")
 
 
 def picture(data: dict[str, Any]) -> bytes:
