@@ -210,20 +210,3 @@ class CompiledCallable:
         from anyshape.frontend.diagnostics.report import report
         name = getattr(self.target, "__name__", type(self.target).__name__)
         report([Path(path) for path in paths], name, self.compilation, sizes)
-
-
-class ReplicatedCallable(CompiledCallable):
-    """A DistributedDataParallel whose module is compiled: it runs as PyTorch, and calls that."""
-
-    __slots__ = ("replica",)
-
-    def __init__(self, target: torch.nn.Module, inner: CompiledCallable, replica: torch.nn.Module) -> None:
-        """target: the wrapper as it was given. inner: of the module in it. replica: the wrapper around its compiled
-        form."""
-        self.target = target
-        self.compilation, self.deferral = inner.compilation, inner.deferral
-        self.replica = replica
-
-    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of the wrapper for these arguments; as `CompiledCallable.call`."""
-        return self.target(*arguments, **keywords) if is_part_of_another() else self.replica(*arguments, **keywords)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from anyshape.base.config import Config
-from anyshape.frontend.callables.compiled_callable import CompiledCallable, ReplicatedCallable
-from anyshape.frontend.capture.data_parallel import calling
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
+from anyshape.frontend.callables.data_parallel import ReplicatedCallable, calling
 
 
 def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
