@@ -31,7 +31,7 @@ from anyshape.frontend.attention_fusion.operands import (
     application,
     contraction,
 )
-from anyshape.frontend.attention_fusion.patterns import CHANGES, Step, in_place, number, read, traced
+from anyshape.frontend.attention_fusion.patterns import CHANGES, PatternStep, in_place, number, read, traced
 from anyshape.frontend.symbols.node_metadata import where_of
 from anyshape.passes.driver.pipeline import ATTENTION
 from anyshape.torch_compat import is_there
@@ -154,17 +154,17 @@ def _scores(node: Any) -> AttentionMatch:
     return found
 
 
-def _product(node: Node, step: Step) -> AttentionMatch:
+def _product(node: Node, step: PatternStep) -> AttentionMatch:
     query, key = contraction(step)
     return AttentionMatch([node], query, key)
 
 
-def _added_product(node: Node, step: Step) -> AttentionMatch:
+def _added_product(node: Node, step: PatternStep) -> AttentionMatch:
     bias, a, b, beta, alpha = step.operands
     beta, alpha = number(beta), number(alpha)
     if beta is None or alpha is None:
         raise MatchFailure("the factors of a sum with a product are not numbers")
-    found = _product(node, Step("product", (a, b)))
+    found = _product(node, PatternStep("product", (a, b)))
     found.changes += [ScoreStep("times", alpha)] + ([ScoreStep("add", beta, bias)] if beta else [])
     return found
 
@@ -186,14 +186,14 @@ def _path(node: Node, sides: tuple[Any, ...]) -> tuple[AttentionMatch, Any]:
     raise reasons[0] if reasons else NoAttention
 
 
-def _times(node: Node, step: Step) -> AttentionMatch:
+def _times(node: Node, step: PatternStep) -> AttentionMatch:
     found, other = _path(node, step.operands[:2])
     factor = number(other)
     found.changes.append(ScoreStep("factor", node=other) if factor is None else ScoreStep("times", factor))
     return found
 
 
-def _over(node: Node, step: Step) -> AttentionMatch:
+def _over(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     divisor = number(step.operands[1])
     if step.operands[2] is not None or divisor == 0:
@@ -203,7 +203,7 @@ def _over(node: Node, step: Step) -> AttentionMatch:
     return found
 
 
-def _plus(node: Node, step: Step) -> AttentionMatch:
+def _plus(node: Node, step: PatternStep) -> AttentionMatch:
     found, other = _path(node, step.operands[:2])
     alpha = number(step.operands[2])
     if alpha is None or (other is not step.operands[1] and alpha != 1):
@@ -212,7 +212,7 @@ def _plus(node: Node, step: Step) -> AttentionMatch:
     return found
 
 
-def _minus(node: Node, step: Step) -> AttentionMatch:
+def _minus(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     alpha = number(step.operands[2])
     if alpha is None:
@@ -221,12 +221,12 @@ def _minus(node: Node, step: Step) -> AttentionMatch:
     return found
 
 
-def _fill(node: Node, step: Step) -> AttentionMatch:
+def _fill(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     return _filled(found, step.operands[1], step.operands[2], where_false=False)
 
 
-def _where(node: Node, step: Step) -> AttentionMatch:
+def _where(node: Node, step: PatternStep) -> AttentionMatch:
     condition, a, b = step.operands
     found, other = _path(node, (a, b))
     return _filled(found, condition, other, where_false=other is b)
@@ -240,11 +240,11 @@ def _filled(found: AttentionMatch, mask: Any, value: Any, where_false: bool) -> 
     return found
 
 
-def _same(node: Node, step: Step) -> AttentionMatch:
+def _same(node: Node, step: PatternStep) -> AttentionMatch:
     return _scores(step.operands[0])
 
 
-def _shape(node: Node, step: Step) -> AttentionMatch:
+def _shape(node: Node, step: PatternStep) -> AttentionMatch:
     """(b*h, t, s) to (b, h, t, s); nothing else."""
     found = _scores(step.operands[0])
     before, after = traced(step.operands[0]), traced(node)
@@ -259,7 +259,7 @@ def _shape(node: Node, step: Step) -> AttentionMatch:
     return found
 
 
-_BACK: dict[str, Callable[[Node, Step], AttentionMatch]] = {
+_BACK: dict[str, Callable[[Node, PatternStep], AttentionMatch]] = {
     "product": _product, "einsum": _product, "added product": _added_product, "times": _times, "over": _over,
     "plus": _plus, "minus": _minus, "fill": _fill, "where": _where, "cast": _same, "same": _same, "shape": _shape}
 

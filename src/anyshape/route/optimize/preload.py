@@ -28,7 +28,7 @@ from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
 from anyshape.route.preload import Layout, PreloadedBranches, Preloader, lay_out, outermost, reason_against
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.store.branch_cache import check_limit
-from anyshape.route.store.host_memory import HostMemory, supported
+from anyshape.route.store.host_memory import BranchMemory, supported
 
 NAME = "preload"
 GUARD = "each call reads the branches that it needs and that are not in memory; " \
@@ -145,7 +145,7 @@ def preload(model: nn.Module, limit: int, *, routers: list[str] | None = None,
 
 def check(layout: Layout, limit: int) -> None:
     """Raises LimitError where a branch alone does not fit under the limit, beside what always stays in memory."""
-    check_limit(layout.branches, HostMemory(layout.size, layout.branches), limit - layout.kept, layout.kept)
+    check_limit(layout.branches, BranchMemory(layout.size, layout.branches), limit - layout.kept, layout.kept)
 
 
 def taken(loads: Any, branches: int) -> Any:

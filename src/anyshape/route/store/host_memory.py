@@ -42,7 +42,7 @@ def supported() -> bool:
     return hasattr(mmap, "MADV_DONTNEED") and hasattr(mmap, "MAP_ANONYMOUS") and hasattr(mmap, "MADV_NOHUGEPAGE")
 
 
-class HostMemory:
+class BranchMemory:
     """Address space for the weights of all branches, with pages for those that are in memory.
 
     Args:

@@ -56,7 +56,7 @@ from anyshape.plan.ir.program import (
 )
 from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
-_kernel = host.KernelStep.encoder()
+_kernel = host.KernelStepWords.encoder()
 
 
 def _operands(step: LibraryStep) -> tuple[Window, ...]:
@@ -250,7 +250,7 @@ class PlanEncoder:
             *itertools.chain(*map(self.window, windows))])
 
     def window(self, window: Window) -> list[Word]:
-        """The words of a `template.Window`."""
+        """The words of a `template.WindowWords`."""
         type_, number = window.type, self.formulas.number
         return template.window_words(self.slots[window.buffer], size_of(type_.dtype), number(window.offset),
                                      [*map(number, type_.shape)], [*map(number, type_.layout())])
@@ -344,7 +344,7 @@ class PlanEncoder:
                 item = size_of(window.type.dtype)
                 params += [self.slots[window.buffer], self.formulas.number(window.offset * item)]
             sizes = [self.formulas.number(size) for size in regime.sizes]
-            length = words_of(host.KernelStep) + len(params) + len(sizes)
+            length = words_of(host.KernelStepWords) + len(params) + len(sizes)
             every: list[Word] = []
             for kernel in regime.kernels:
                 if kernel not in self.kernels:

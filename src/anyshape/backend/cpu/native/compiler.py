@@ -84,7 +84,7 @@ def translate(*roots: Callable[..., int]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Operand(NamedTuple):
+class LlvmOperand(NamedTuple):
     """An operand of LLVM text, and its type: int, a record, or an array."""
 
     text: str
@@ -103,7 +103,7 @@ class _Function:
         self.named: list[Callable[..., int]] = []  # functions whose names stand in this one
         self.entry: list[str] = []
         self.lines: list[str] = []
-        self.variables: dict[str, Operand] = {}
+        self.variables: dict[str, LlvmOperand] = {}
         self.counter = 0
         self.loops: list[tuple[str, str]] = []
         self.closed = False  # the current block already ends in a jump
@@ -157,7 +157,7 @@ class _Function:
 
     def variable(self, name: str, kind: Any) -> str:
         if name not in self.variables:
-            self.variables[name] = Operand(f"%{name}.at", kind)
+            self.variables[name] = LlvmOperand(f"%{name}.at", kind)
             self.entry.append(f"%{name}.at = alloca i64")
         return self.variables[name].text
 
@@ -210,7 +210,7 @@ class _Function:
         else:
             raise self.refuse(node, "no translation")
 
-    def store(self, target: ast.expr, value: Operand) -> None:
+    def store(self, target: ast.expr, value: LlvmOperand) -> None:
         """An assignment."""
         if isinstance(target, ast.Name):
             at = self.variable(target.id, value.kind)
@@ -238,7 +238,7 @@ class _Function:
         self.emit(f"store i64 {self.binary(node.op, left, right.text, self.constant(node.value))}, ptr {at}")
 
     def give(self, node: ast.Return) -> None:
-        value = self.expression(node.value) if node.value else Operand("0")
+        value = self.expression(node.value) if node.value else LlvmOperand("0")
         self.fits(node, value.kind, self.kind_of("return"))
         self.jump(f"ret i64 {value.text}")
 
@@ -325,30 +325,30 @@ class _Function:
             return self.value(f"xor i1 {self.condition(node.operand)}, true")
         return self.value(f"icmp ne i64 {self.expression(node).text}, 0")
 
-    def expression(self, node: ast.expr) -> Operand:
+    def expression(self, node: ast.expr) -> LlvmOperand:
         if isinstance(node, ast.Name) and node.id in self.variables:
             variable = self.variables[node.id]
-            return Operand(self.value(f"load i64, ptr {variable.text}"), variable.kind)
+            return LlvmOperand(self.value(f"load i64, ptr {variable.text}"), variable.kind)
         known = self.constant(node)
         if known is not None:
-            return Operand(str(known))
+            return LlvmOperand(str(known))
         if isinstance(node, ast.Name):
-            return Operand(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
+            return LlvmOperand(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
         if isinstance(node, ast.BinOp):
             left, right = self.expression(node.left).text, self.expression(node.right).text
-            return Operand(self.binary(node.op, left, right, self.constant(node.right)))
+            return LlvmOperand(self.binary(node.op, left, right, self.constant(node.right)))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return Operand(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
+            return LlvmOperand(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
         if isinstance(node, ast.BoolOp):
             return self.either(node)
         if isinstance(node, ast.IfExp):
             return self.choice(node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             at, kind, inline = self.place(node)
-            return Operand(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
+            return LlvmOperand(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
         if isinstance(node, ast.Call):
             return self.call(node)
-        return Operand(self.value(f"zext i1 {self.condition(node)} to i64"))
+        return LlvmOperand(self.value(f"zext i1 {self.condition(node)} to i64"))
 
     def binary(self, op: ast.operator, left: str, right: str, known: int | None) -> str:
         """An operation of arithmetic. Quotients are rounded down, and a remainder has the sign of the divisor."""
@@ -365,7 +365,7 @@ class _Function:
             return self.value(f"add i64 {rest}, {self.value(f'select i1 {down}, i64 {right}, i64 0')}")
         return self.value(f"add i64 {self.value(f'sdiv i64 {left}, {right}')}, {self.value(f'sext i1 {down} to i64')}")
 
-    def either(self, node: ast.BoolOp) -> Operand:
+    def either(self, node: ast.BoolOp) -> LlvmOperand:
         """The value of `and`, `or`: that of the operand which decides."""
         at, end = self.temporary(), self.label("end")
         for position, part in enumerate(node.values):
@@ -377,9 +377,9 @@ class _Function:
                 self.jump(f"br i1 {self.value(f'icmp ne i64 {value}, 0')}, label %{then}, label %{other}")
                 self.start(more)
         self.start(end)
-        return Operand(self.value(f"load i64, ptr {at}"))
+        return LlvmOperand(self.value(f"load i64, ptr {at}"))
 
-    def choice(self, node: ast.IfExp) -> Operand:
+    def choice(self, node: ast.IfExp) -> LlvmOperand:
         """`a if c else b`: only one of both is computed."""
         at, then, other, end = self.temporary(), self.label("then"), self.label("else"), self.label("end")
         self.test(node.test, then, other)
@@ -391,7 +391,7 @@ class _Function:
             self.emit(f"store i64 {value.text}, ptr {at}")
             self.jump(f"br label %{end}")
         self.start(end)
-        return Operand(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
+        return LlvmOperand(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
 
     def place(self, node: ast.expr) -> tuple[str, Any, bool]:
         """The address of a field or element, its type, and whether it lies there itself."""
@@ -424,12 +424,12 @@ class _Function:
             self.named.append(found)
         return found.__name__
 
-    def call(self, node: ast.Call) -> Operand:
+    def call(self, node: ast.Call) -> LlvmOperand:
         if not isinstance(node.func, ast.Name):
             raise self.refuse(node, "no function")
         callee = self.globals.get(node.func.id)
         if isinstance(callee, type) and issubclass(callee, Struct):
-            return Operand(self.expression(node.args[0]).text, callee)
+            return LlvmOperand(self.expression(node.args[0]).text, callee)
         if callee in _WORDS:
             return self.word(callee.__name__, node)
         name = self.function(node.func)
@@ -439,43 +439,43 @@ class _Function:
         assert len(values) == len(parameters), name
         for parameter, value in zip(parameters, values, strict=True):
             self.fits(node, value.kind, kind_of(hints.get(parameter, int)))
-        return Operand(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
+        return LlvmOperand(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
                      kind_of(hints.get("return", int)))
 
-    def word(self, name: str, node: ast.Call) -> Operand:
+    def word(self, name: str, node: ast.Call) -> LlvmOperand:
         """A call of one of the words of the subset."""
         if name in ("new", "words", "size_of"):
             kind = eval(compile(ast.Expression(node.args[0]), "<size>", "eval"), self.globals)  # noqa: S307
             count = kind if name == "words" else words_of(kind)
             if name == "size_of":
-                return Operand(str(8 * count))
+                return LlvmOperand(str(8 * count))
             at = self.fresh()
             self.entry.append(f"{at} = alloca [{count} x i64], align 64")
             self.emit(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {8 * count}, i1 false)")
-            return Operand(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
+            return LlvmOperand(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
         if name == "array_at":
             element = eval(compile(ast.Expression(node.args[0]), "<type>", "eval"), self.globals)  # noqa: S307
-            return Operand(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
+            return LlvmOperand(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
         if name == "tail":
             array = self.expression(node.args[0])
             size = 8 * words_of(element_of(array.kind))
             count = self.expression(node.args[1]).text
             offset = self.value(f"shl i64 {count}, 3" if size == 8 else f"mul i64 {count}, {size}")
-            return Operand(self.value(f"add i64 {array.text}, {offset}"), array.kind)
+            return LlvmOperand(self.value(f"add i64 {array.text}, {offset}"), array.kind)
         values = [self.expression(n).text for n in node.args]
         if name == "address_of":
-            return Operand(values[0])
+            return LlvmOperand(values[0])
         if name in ("minimum", "maximum"):
             test = self.value(f"icmp {'slt' if name == 'minimum' else 'sgt'} i64 {values[0]}, {values[1]}")
-            return Operand(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
+            return LlvmOperand(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
         if name in ("call", "call_void"):
             arguments = ", ".join(f"i64 {v}" for v in values[1:])
             function = self.pointer(values[0])
             if name == "call":
-                return Operand(self.value(f"call i64 {function}({arguments})"))
+                return LlvmOperand(self.value(f"call i64 {function}({arguments})"))
             self.emit(f"call void {function}({arguments})")
-            return Operand("0")
-        return Operand(self.memory(name, values))
+            return LlvmOperand("0")
+        return LlvmOperand(self.memory(name, values))
 
     def memory(self, name: str, values: list[str]) -> str:
         if name == "copy_bytes":

@@ -17,7 +17,7 @@ from anyshape.backend.cpu.bytecode.format import (
     SERIES_HEAD,
     PackedProduct,
     SeriesStep,
-    Step,
+    StepHead,
 )
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
@@ -257,7 +257,7 @@ def count_kernels(steps: Array[i64], length: int) -> int:
     at = 0
     count = 0
     while at < length:
-        step = Step(tail(steps, at))
+        step = StepHead(tail(steps, at))
         if step.op != KERNEL:
             return 0
         count += 1
