@@ -261,7 +261,7 @@ def strategy(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: tor
     Raises:
         InputError: ranks, mesh, lengths or dtype that cannot be, or a model that cannot be traced.
         LimitError: no strategy keeps to the limit; its `least` says which limit would do.
-        ConfigError: an unknown machine.
+        ConfigError: an unknown machine, or a limit that is no number of bytes.
     """
     with needed_by("anyshape.strategy"):
         from anyshape.frontend.strategy.api import strategy as search
