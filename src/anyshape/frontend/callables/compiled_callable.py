@@ -43,11 +43,6 @@ ONE_NUMBER = ("keep what it names the same from call to call, compute with it as
               "what is compiled")
 
 
-def is_part_of_another() -> bool:
-    """Whether this call is traced, as a part of another program."""
-    return torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here())
-
-
 class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
@@ -73,8 +68,8 @@ class CompiledCallable:
         Raises:
             Unsupported, LimitError: it would run as PyTorch, and may not.
         """
-        if is_part_of_another():
-            return self.target(*arguments, **keywords)
+        if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
+            return self.target(*arguments, **keywords)  # part of another program
         if self.uncompiled[0]:
             return self._as_pytorch(*self.uncompiled, arguments, keywords)
         if internals.watched():

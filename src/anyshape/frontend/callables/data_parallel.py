@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from anyshape.frontend.callables.compiled_callable import CompiledCallable, is_part_of_another
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
+from anyshape.torch_compat.tracing import settings
 
 
 class ReplicatedCallable(CompiledCallable):
@@ -30,7 +31,9 @@ class ReplicatedCallable(CompiledCallable):
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the wrapper for these arguments; as `CompiledCallable.call`."""
-        return self.target(*arguments, **keywords) if is_part_of_another() else self.replica(*arguments, **keywords)
+        if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
+            return self.target(*arguments, **keywords)  # part of another program
+        return self.replica(*arguments, **keywords)
 
 
 def calling(wrapper: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
