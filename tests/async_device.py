@@ -15,7 +15,7 @@ import torch
 
 import plan_interpreter
 from anyshape.backend import targets
-from anyshape.backend.interface import ISSUED, Placement, PythonSteps
+from anyshape.backend.interface import ISSUED, PlacedPlan, PythonSteps
 from anyshape.plan.ir.program import KernelStep, Step, TiledGemmStep
 from plan_interpreter import Frame, Payload
 
@@ -97,7 +97,7 @@ class Runner(plan_interpreter.Runner):
         super().__init__(plan, kernels)
         self.device = device
 
-    def specialize(self, placement: Placement) -> Payload:
+    def specialize(self, placement: PlacedPlan) -> Payload:
         native = all(isinstance(step, (KernelStep, TiledGemmStep)) for step in self.plan.steps)
         return dataclasses.replace(super().specialize(placement), calls=not native or bool(placement.actions))
 

@@ -13,7 +13,7 @@ from anyshape.backend import targets
 from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.interface import ISSUED
-from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.driver import DeviceDriver
 from anyshape.backend.triton.kernel import I64, NULL, POINTER, STATUS, DeviceKernel, KernelVersion
 from anyshape.backend.triton.runner import STEP, LaunchLoop, StreamRunner
 from anyshape.backend.triton.streams import DeviceStreams
@@ -96,7 +96,7 @@ class Loop(LaunchLoop):
     """Products, attention and copies by PyTorch are put off as launches are. Other steps of PyTorch work on host memory
     at once: what is before them on their stream has to be done."""
 
-    def __init__(self, driver: Driver, machine: Any, cache: Any, fake: FakeDriver) -> None:
+    def __init__(self, driver: DeviceDriver, machine: Any, cache: Any, fake: FakeDriver) -> None:
         super().__init__(driver, machine, cache)
         self.fake = fake
         self.made: list[Any] = []
@@ -142,7 +142,7 @@ class Target:
     def __init__(self, cpu: Any, fake: FakeDriver) -> None:
         self.cpu = cpu
         self.fake = fake
-        self.driver = Driver("cuda", fake.addresses, fake)
+        self.driver = DeviceDriver("cuda", fake.addresses, fake)
         self.memory = FakeMemory(fake)
         self.streams = DeviceStreams(self.driver, 0, self.memory)
         self.loop = Loop(self.driver, cpu.machine, cpu.native.cache, fake)

@@ -202,7 +202,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
         pieces.append((begin, bytes_))
         at += PAGE + pages(bytes_)
     slots = {records.layout.slots[name]: offset for name, offset in offsets.items()}
-    for i in range(program[host.Program.index("placed")]):
+    for i in range(program[host.ProgramHead.index("placed")]):
         program[host.HEAD_WORDS + 2 * i + 1] = slots[program[host.HEAD_WORDS + 2 * i]]
     word = program[host.HEAD_FIRST]
     while program[word] != host.END:

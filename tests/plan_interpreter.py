@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from anyshape.backend import targets
-from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY, Placement, PythonSteps
+from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY, PlacedPlan, PythonSteps
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import KernelStep, Plan, Regime, Step, TiledGemmStep, Window, parts_of
@@ -26,7 +26,7 @@ ASK = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    placement: Placement
+    placement: PlacedPlan
     regimes: Mapping[int, Regime]  # by the id of its step
     scratches: Mapping[int, int]
     scratch: int
@@ -61,7 +61,7 @@ class Runner:
                     formulas.tuple_of(size for one in part.regimes for size in (*one.conditions, *one.sizes))
         return "None", {}
 
-    def specialize(self, placement: Placement) -> Payload:
+    def specialize(self, placement: PlacedPlan) -> Payload:
         regimes, scratches = {}, {}
         for number, step in enumerate(self.plan.steps):
             for part in parts_of(step):

@@ -45,7 +45,7 @@ from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import direct_conv, gemm, gemv, softmax_rows
 from anyshape.backend.cpu.microkernels.amx import tiles
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.routines.encoding.attention import CAUSAL_TILES, FEWEST, HALF_ROWS, ROWS, SCORES
 from anyshape.backend.cpu.routines.encoding.attention import FEW as FEW_QUERIES
 from anyshape.backend.cpu.routines.encoding.direct_conv import BAND, POSITIONS
@@ -328,7 +328,7 @@ def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[
 
 WIDE = frozenset(("mask", "sums", "products"))
 HEADS_FIRST = frozenset(("q", "k", "v", "mask", "gradient"))  # [B, H, M, D]; results are [B, M, H, D]
-_PLACES = host.KernelStep.index("places")
+_PLACES = host.KernelStepWords.index("places")
 _attention, _OPERANDS = host.AttentionStep.encoder(), host.AttentionStep.index("operands")
 # fields of products by packed panels: of their vectors, and where in a thread's scratch what is
 _VECTORS = ("lanes", "grain", "per_word")
@@ -595,7 +595,7 @@ def band_words(products: Products, rows: int, dtype: str, windows: Sequence[Area
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=number, words=len(words)), *words]
 
 
-_copy = host.CopyStep.encoder()
+_copy = host.CopyStepWords.encoder()
 # words in which products have to agree to be joined: what is said of their rows, and how the work is cut
 _SAME = tuple(map(host.PackedProduct.index, (
     "op", "function", "n", "k", "b_lane", "b_inner", "item", "b.slot", "b.bytes", "rows", "deep", "b_item")))

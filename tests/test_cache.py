@@ -240,7 +240,7 @@ def test_the_command_shows_prunes_and_clears(folder, capsys):
         cache.put(key, bytes(1 << 20))
     (folder / "notes.txt").write_text("mine")
     assert cli.main(["cache", "--dir", str(folder), "--limit", "4MiB"]) == 0
-    assert "5 entries, 5.0 MB of at most 4.0" in capsys.readouterr().out
+    assert "5 entries, 5.24 MB of at most 4.19 MB" in capsys.readouterr().out
     assert cli.main(["cache", "prune", "--dir", str(folder), "--limit", "4MiB"]) == 0
     assert "removed 2 entries" in capsys.readouterr().out
     assert cli.main(["cache", "clear", "--dir", str(folder)]) == 0

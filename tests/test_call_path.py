@@ -13,10 +13,11 @@ import torch
 import anyshape
 from counting import Function, entered
 
-WARM = (16, 8)  # functions, files. Asked for: (15, 8)
+WARM = (16, 9)  # functions, files. Asked for: (15, 8)
 # the same on the road of a first call; a program that runs without PyTorch, too, is a file more. Asked for: (45, 25)
-# (one of them looks for a program again where a thread waited for another one that made it)
-ROAD = (54, 28)
+# (one of them looks for a program again where a thread waited for another one that made it; what is compiled, its
+# callable and its ways of tracing are a file each: one more on a warm call, two on the road)
+ROAD = (54, 30)
 # The floors of the road (ARCHITECTURE.md), each by the function that one enters it by. A first call enters over a
 # thousand functions, for a compiler has many passes; nobody follows these. What a reader follows is the way from the
 # entrance to each floor: the functions on the stack there, and this is what is counted. It leaves out helpers that have

@@ -63,7 +63,7 @@ def test_without_the_benchmarks_it_is_said_what_to_install(monkeypatch, capsys):
 def test_explain(capsys):
     assert cli.main(["explain", "some_net:make", "--size", "input0_0=1024"]) == 0
     told = capsys.readouterr().out
-    assert "1 program, from 1 captured graph" in told and "8.0 KB" in " ".join(told.split())
+    assert "1 program, from 1 captured graph" in told and "8.19 kB" in " ".join(told.split())
     assert cli.main(["explain", "some_net:make", "--train", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["role"] for one in found["programs"]] == ["forward", "backward"]

@@ -14,7 +14,7 @@ import torch
 import anyshape
 from anyshape.backend.targets import TARGETS, target_of
 from anyshape.backend.triton import gpu, toolchain
-from anyshape.backend.triton.driver.driver import Driver, open_driver
+from anyshape.backend.triton.driver.driver import DeviceDriver, open_driver
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, DeviceError
 from anyshape.tools.cli import main
@@ -44,11 +44,11 @@ def test_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDriver()
     monkeypatch.setattr(fake, "version", lambda pointer: fake._put_int(pointer, 11040))
     with pytest.raises(DeviceError) as error:
-        Driver("cuda", fake.addresses)
+        DeviceDriver("cuda", fake.addresses)
     assert parts(error)[1] == "it has version 11040, the least is 12000"
     del fake.addresses["launch"]
     with pytest.raises(DeviceError, match="it has no cuLaunchKernel"):
-        Driver("cuda", fake.addresses)
+        DeviceDriver("cuda", fake.addresses)
 
 
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -65,7 +65,7 @@ def test_no_visible_device(monkeypatch: pytest.MonkeyPatch, kind: str, name: str
     fake = FakeDriver()
     fake.fails["init"] = 100
     with pytest.raises(DeviceError) as error:
-        Driver(kind, fake.addresses)
+        DeviceDriver(kind, fake.addresses)
     what, why, do = parts(error)
     assert what == f"the driver of {dict(cuda='NVIDIA', hip='AMD')[kind]} shows no device"
     assert (f"{name} of the environment is {value!r}" in why and f"unset {name}" in do) == bool(name)
@@ -75,13 +75,13 @@ def test_a_driver_that_does_not_start() -> None:
     fake = FakeDriver()
     fake.fails["init"] = 999
     with pytest.raises(DeviceError) as error:
-        Driver("cuda", fake.addresses)
+        DeviceDriver("cuda", fake.addresses)
     assert "error 999" in parts(error)[1]
 
 
 def test_no_memory() -> None:
     fake = FakeDriver(limit=1 << 20)
-    driver = Driver("cuda", fake.addresses)
+    driver = DeviceDriver("cuda", fake.addresses)
     fake.fails["allocate_host"] = 2
     with pytest.raises(DeviceError) as error:
         driver.pinned(4096)
@@ -94,7 +94,7 @@ def test_the_same_table_by_the_names_of_hip() -> None:
     fake = FakeDriver()
     addresses = {name: address for name, address in fake.addresses.items() if name != "set_function_attribute"}
     fake.version = lambda pointer: fake._put_int(pointer, 60032830)  # type: ignore[method-assign]
-    driver = Driver("hip", addresses)
+    driver = DeviceDriver("hip", addresses)
     assert driver.name() == "fake" and driver.memory() == 1 << 40
     handle = driver.function(fake.register("k", lambda grid, params: None, ()), "k", 60 << 10)
     assert handle in fake.handles and not fake.shared
@@ -194,7 +194,7 @@ def test_what_a_device_lacks_is_said(name: str, tmp_path: Path, monkeypatch: pyt
     fake = FakeDriver()
     with monkeypatch.context() as patch:
         lack(fake, patch)
-        patch.setattr(gpu, "open_driver", lambda kind: Driver(kind, fake.addresses, fake))
+        patch.setattr(gpu, "open_driver", lambda kind: DeviceDriver(kind, fake.addresses, fake))
         assert main(["demo", "--device", device, "--out", str(tmp_path)]) == 1
         told = capsys.readouterr().err
         assert what in told and do in told and "why:" in told, told

@@ -178,7 +178,7 @@ def test_a_long_formula_is_said_in_numbers():
     rows, columns = symbol("rows"), symbol("columns")
     short, long = 4 * rows * columns, sum(((rows + at) // (at + 2) * columns for at in range(40)), 64 * rows)
     assert said(short) == "4*columns*rows B"
-    assert said(short, (("rows", 2), ("columns", 512))) == "4*columns*rows B = 4.0 KB"
+    assert said(short, (("rows", 2), ("columns", 512))) == "4*columns*rows B = 4.10 kB"
     told = said(long, (), (("rows", 1), ("columns", 1)))
     assert told.startswith("64 B at columns=1, rows=1 (by a formula of ") and len(told) < 100, told
     assert said(long, (("rows", 1), ("columns", 1))) == "64 B"
@@ -202,7 +202,7 @@ def test_views():
     assert found["programs"][0]["outputs"] == {"formula": "64*ids_0", "value": 64000}
     console = Console(file=io.StringIO(), width=100)
     console.print(explanation)
-    assert "62.5 KB" in console.file.getvalue() and "62.5 KB" in str(explanation)
+    assert "64.0 kB" in console.file.getvalue() and "64.0 kB" in str(explanation)
 
 
 def test_exported_programs_explain():

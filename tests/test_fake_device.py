@@ -16,7 +16,7 @@ import forked
 from anyshape.backend import targets
 from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.triton.runner import STEP, StreamRunner
-from anyshape.backend.triton.stream_graphs import Graph, StreamGraphs
+from anyshape.backend.triton.stream_graphs import DeviceGraph, StreamGraphs
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.base.errors import DeviceError, IndexRangeError, LimitError
 from anyshape.runtime.call import executable as calls
@@ -607,7 +607,7 @@ def test_graphs_that_share_a_workspace_are_found(graphs: FakeDriver, monkeypatch
     """The mistake of letting them run at once."""
     workspaces(graphs, monkeypatch)
     fast = anyshape.compile(layers, strict=True)
-    monkeypatch.setattr(Graph, "launch", Graph._launch)
+    monkeypatch.setattr(DeviceGraph, "launch", DeviceGraph._launch)
     found = []
     for order in ORDERS:
         graphs.set(order)

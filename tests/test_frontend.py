@@ -841,8 +841,8 @@ def test_gradients_never_lie_in_memory_that_the_next_call_takes(fails):
 
 
 def test_strict_raises(monkeypatch):
-    from anyshape.frontend import api
-    monkeypatch.setattr(api, "compile_program", broken)
+    from anyshape.frontend.callables import compiled_callable
+    monkeypatch.setattr(compiled_callable, "compile_program", broken)
     with pytest.raises(anyshape.AnyShapeError, match="no such op"):
         anyshape.compile(Block(), strict=True)(torch.randn(3, 8))
 

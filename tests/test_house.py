@@ -35,7 +35,7 @@ frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/importer_tensorflow  frontend/jax_jit  frontend/strategy  frontend/train_step
 frontend/checkpoint
-frontend/capture  frontend/warm_start  frontend
+frontend/capture  frontend/warm_start  frontend/callables  frontend
 .  tools  tools/demo/show  tools/demo  tools/serve
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}

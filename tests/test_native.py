@@ -11,7 +11,8 @@ import pytest
 from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine import target as limits
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Nested,
@@ -24,7 +25,6 @@ from anyshape.backend.cpu.native.compiler import (
     new,
     size_of,
     tail,
-    translate,
     words,
     words_of,
 )
@@ -167,13 +167,13 @@ def test_what_is_no_such_record_is_refused() -> None:
 
 def test_an_encoder_takes_every_field() -> None:
     """What is encoded is what a record at that address reads; a field that is left out is an error."""
-    encode = format.CopyStep.encoder()
+    encode = format.CopyStepWords.encoder()
     step = encode(op=format.COPY, length=0, number=3, item=4, target=(5, 6), source=(7, 8), outer=9, rank=1,
                   inner=(10, 11, 12), dims=(13, 14, 15))
     memory = (ctypes.c_int64 * len(step))(*step)
-    seen = format.CopyStep(ctypes.addressof(memory))
+    seen = format.CopyStepWords(ctypes.addressof(memory))
     assert (seen.item, seen.source.slot, seen.inner.source, seen.dims[0].target) == (4, 7, 12, 14)
-    assert step[format.CopyStep.index("target.bytes")] == 6
+    assert step[format.CopyStepWords.index("target.bytes")] == 6
     with pytest.raises(TypeError, match="outer"):
         encode(op=0, length=0, number=3, item=4, target=(5, 6), source=(7, 8), rank=0, inner=(1, 1, 1), dims=())
     assert words_of(format.PackedProduct) == words_of(format.LibraryProduct) == format.MATMUL_DIMS

@@ -25,7 +25,7 @@ from anyshape.backend.cpu.bytecode.products import (
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
 from anyshape.backend.cpu.microkernels import direct_conv
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.native_routines import routines_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
@@ -327,7 +327,7 @@ def test_bands_have_the_words_of_the_python_encoder(dtype: str) -> None:
             draw, shape, "dense" if place == 2 else draw.choice(("dense", "turned", "part"))))
             for place, shape in enumerate(shapes)]
         params = [(6, 0, 0), (8, 4 * draw.choice((0, 3)), 4 * columns), (9, 0, 2 * columns)]
-        size = words_of(host.KernelStep) + 2 * len(params) + 1
+        size = words_of(host.KernelStepWords) + 2 * len(params) + 1
         kernel = [host.KERNEL, size, 12, 77, 0, 0, 0, len(params), 1, *(word for one in params for word in one[:2]),
                   rows * columns]
         expected = band_words(products, high, dtype, areas, 12, kernel, tuple(one[2] for one in params))

@@ -139,7 +139,7 @@ def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     assert max(point["curves"]["after"]) == point["choices"][point["chosen"]]["peak"] <= bytes_
     narrow = compiled(300_000)
     tight, = data_of(narrow, 1, x=(16, 100, 32))["programs"]
-    assert "cannot run within 300.0 kB at x_0=16, x_1=100" in tight["points"][0]["chosen"]["what"]
+    assert "cannot run within 300 kB at x_0=16, x_1=100" in tight["points"][0]["chosen"]["what"]
     said, = narrow.memory(x=(16, 100, 32)).curves  # the same of both: the lowest choice
     assert tight["points"][0]["curves"]["after"] == list(said.chosen) != list(said.kept)
     assert tight["points"][0]["chosen"]["do"] == said.refused and tight["limited"] == said.limit

@@ -16,7 +16,7 @@ from torch import nn
 from anyshape import route
 from anyshape.route.optimize import plan as plans
 from anyshape.route.optimize import watched
-from anyshape.route.optimize.drift import DriftPolicy, Gate, divergence, regret
+from anyshape.route.optimize.drift import DriftPolicy, NoiseGate, divergence, regret
 from anyshape.route.profile.tally import profile_of_loads
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -247,7 +247,7 @@ def test_an_error_in_the_thread_is_told_and_ends_the_watch(monkeypatch):
     def refuse(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Gate, "passed", refuse)
+    monkeypatch.setattr(NoiseGate, "passed", refuse)
     deadline = time.time() + 10
     while not fast.history and time.time() < deadline:
         serve(fast.model, fast, (8, 8), 1, look=False)
@@ -273,7 +273,7 @@ def test_what_others_decided_stays_when_loads_change(monkeypatch):
 def test_a_gate_of_few_calls_learns_from_windows_that_are_noise():
     model = Model()
     few = profile_of_loads(model, {"router": [[4, 27], [27, 4]] * 4})
-    gate = Gate(few, 0.999)
+    gate = NoiseGate(few, 0.999)
     window = profile_of_loads(model, {"router": [[4, 27], [27, 4]] * 8})
     for _ in range(100):
         gate = gate.learned(window)
@@ -314,7 +314,7 @@ def test_the_gate_is_calibrated_on_the_profile():
         first = random.binomial(32, rate, calls)
         return profile_of_loads(model, {"router": np.stack([first, 32 - first], 1)})
 
-    gate = Gate(drawn(1000, 0.3), 0.999)
+    gate = NoiseGate(drawn(1000, 0.3), 0.999)
     alarms = [bool(gate.passed(drawn(32, 0.3))) for _ in range(300)]
     assert sum(alarms) <= 6
     assert all(gate.passed(drawn(32, 0.4)) for _ in range(20))

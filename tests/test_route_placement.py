@@ -12,7 +12,7 @@ from anyshape import route
 from anyshape.base.errors import InputError
 from anyshape.route.optimize import place as optimisation
 from anyshape.route.optimize.decision import Decision, shared_copy
-from anyshape.route.placement import Placement, Trace, check, contiguous, cost, eplb, solve
+from anyshape.route.placement import Placement, RoutingTrace, check, contiguous, cost, eplb, solve
 from anyshape.route.placement.baselines import replicate
 from anyshape.route.placement.problem import problem
 from anyshape.route.placement.traces import markov
@@ -144,7 +144,7 @@ def test_nothing_is_proposed_that_does_not_pay_for_moving_or_has_too_few_calls()
     assert optimisation.plan(trace, 2, branch_bytes=10.0).taken
     dear = optimisation.plan(trace, 2, branch_bytes=1e9, horizon=10.0)
     assert not dear.taken
-    few = optimisation.plan(Trace(trace.branches, trace.calls[:6]), 2)
+    few = optimisation.plan(RoutingTrace(trace.branches, trace.calls[:6]), 2)
     assert not few.taken and "few" in few.why
 
 
@@ -166,7 +166,7 @@ def test_replicas_take_traffic_away():
 
 def test_dropped_choices_and_several_choices_are_counted():
     ids = np.array([[0, 1], [2, -1], [-1, -1]])
-    trace = Trace((3, 3), ((ids, ids),))
+    trace = RoutingTrace((3, 3), ((ids, ids),))
     assert trace.joint()[0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
     assert trace.loads()[0].tolist() == [1, 1, 1]
 

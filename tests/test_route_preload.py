@@ -24,7 +24,7 @@ from anyshape.route.preload import BranchPredictor
 from anyshape.route.preload.layout import lay_out
 from anyshape.route.preload.prefetch_trial import PrefetchTrial
 from anyshape.route.profile.routers import routers_of
-from anyshape.route.store import BranchBytes, BranchCache, BranchFile, HostMemory
+from anyshape.route.store import BranchBytes, BranchCache, BranchFile, BranchMemory
 from anyshape.route.store.host_memory import PAGE
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -106,7 +106,7 @@ def resident(store) -> int:
 def made_store(count: int, pages: int, limit: int, ahead: bool = True, folder=None):
     """A cache of branches, each of so many pages, filled with its number."""
     branches = [BranchBytes(f"branch {one}", ((one * pages * PAGE, pages * PAGE),)) for one in range(count)]
-    memory, file = HostMemory(count * pages * PAGE, branches), BranchFile(branches, folder)
+    memory, file = BranchMemory(count * pages * PAGE, branches), BranchFile(branches, folder)
     for one in range(count):
         file.write(one, [memoryview(bytes([one + 1]) * (pages * PAGE))])
     return BranchCache(branches, memory, file, limit * pages * PAGE, ahead=ahead)
@@ -150,7 +150,7 @@ def test_weights_leave_memory_and_what_does_not_fit_is_not_there():
 def test_pages_that_two_branches_share_are_counted_once_and_kept():
     size = PAGE + 100  # three branches in four pages
     branches = [BranchBytes(f"branch {one}", ((one * size, size),)) for one in range(3)]
-    memory, file = HostMemory(3 * size, branches), BranchFile(branches)
+    memory, file = BranchMemory(3 * size, branches), BranchFile(branches)
     for one in range(3):
         file.write(one, [memoryview(bytes([one + 1]) * size)])
     cache = BranchCache(branches, memory, file, 4 * PAGE)
@@ -166,7 +166,7 @@ def test_pages_that_two_branches_share_are_counted_once_and_kept():
 def test_what_a_change_would_hold_is_counted_before_it_is_made(size):
     count, rest = 9, 9 * size + 50  # two tensors, sliced by branch; the second begins inside a page
     branches = [BranchBytes(f"branch {one}", ((one * size, size), (rest + one * 40, 40))) for one in range(count)]
-    memory, draw = HostMemory(rest + 40 * count, branches), random.Random(size)
+    memory, draw = BranchMemory(rest + 40 * count, branches), random.Random(size)
     held = set[int]()
     for _ in range(60):
         leave = [one for one in held if draw.random() < 0.4]

@@ -8,8 +8,8 @@ from torch import nn
 
 from anyshape import route
 from anyshape.route.optimize import constant_routes, dead_branches, sink
-from anyshape.route.optimize.decision import Context, Decision, FlowSource, shared_copy
-from anyshape.route.optimize.sink_graph import Refused
+from anyshape.route.optimize.decision import Decision, DecisionContext, FlowSource, shared_copy
+from anyshape.route.optimize.sink_graph import NotSunk
 from anyshape.route.profile.first_calls import first_calls, routed_cells
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.tally import profile_of_loads
@@ -243,7 +243,7 @@ def test_other_arguments_run_the_module_as_it_was():
     ({"rest": Both(), "leave": Both()}, "every branch")])
 def test_what_may_not_sink_stays(own, why):
     model = Exit(**own)
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(NotSunk, match=why):
         attempt(model, torch.randn(6, WIDTH))
 
 
@@ -266,7 +266,7 @@ class Reads(Exit):
 
 
 def test_a_trace_that_is_another_program_is_refused():
-    with pytest.raises(Refused, match="the traced program has other operators"):
+    with pytest.raises(NotSunk, match="the traced program has other operators"):
         attempt(Reads().eval(), torch.randn(6, WIDTH))
 
 
@@ -287,7 +287,7 @@ def test_proposals_name_what_sinks_and_plans_apply_them():
     x = torch.randn(32, WIDTH)
     inner = "router.branches.1.inner.router"
     some = profile_of_loads(model, {"router": np.array([[20, 12]]), inner: np.array([[0, 12]])})
-    decisions = {one.router: one for one in sink.propose(Context(model, some, FlowSource(model, (x,))))}
+    decisions = {one.router: one for one in sink.propose(DecisionContext(model, some, FlowSource(model, (x,))))}
     assert decisions["router"].applied and "branches 1 only, where 38% of" in decisions["router"].why
     assert not decisions[inner].applied and "100% of all cells go" in decisions[inner].why
     fast = sink.apply(shared_copy(model), decisions["router"])
@@ -296,5 +296,5 @@ def test_proposals_name_what_sinks_and_plans_apply_them():
     assert len(ROWS) == 2 and ROWS[0] < 32
     torch.testing.assert_close(found, model(x))
     assert set(route.routers_of(fast)) == {"router", "router.branches.1.branch.inner.router"}
-    left = sink.propose(Context(model, some, FlowSource(model, None)))
+    left = sink.propose(DecisionContext(model, some, FlowSource(model, None)))
     assert not any(one.applied for one in left) and "example" in left[0].why

@@ -244,6 +244,7 @@ def test_a_limit_below_the_least_says_which_would_do() -> None:
     with pytest.raises(LimitError, match="no strategy of 4 ranks") as caught:
         solve(small(memory=1.6e9))
     assert caught.value.least > 1.6e9 and "the one that takes least" in str(caught.value)
+    assert f"memory_limit to {caught.value.least} (" in caught.value.do
     found = solve(small(memory=float(caught.value.least)))
     assert found.best.verdict is not None and found.best.verdict.memory <= caught.value.least
 

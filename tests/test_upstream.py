@@ -1,5 +1,5 @@
-"""Bugs of torch that are worked around (base/onednn_bugs.py) are still there; a check that fails says that a workaround
-can go. docs/upstream-bugs.md is their table."""
+"""Bugs of torch that are worked around (base/upstream_bugs.py) are still there; a check that fails says that a
+workaround can go. docs/upstream-bugs.md is their table."""
 from __future__ import annotations
 
 import math
@@ -15,7 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anyshape.base.onednn_bugs import FAULTS
+from anyshape.base.upstream_bugs import FAULTS
 
 ROOT = Path(__file__).resolve().parent.parent
 INF, NAN = math.inf, math.nan
@@ -231,8 +231,8 @@ def test_a_fault_still_shows(fault: Any) -> None:
 def page() -> str:
     """docs/upstream-bugs.md."""
     lines = ["# Bugs of others that are worked around", "",
-             "Made from the table in `base/onednn_bugs.py` by `pytest tests/test_upstream.py --update`. Where a bug is "
-             "*checked*,", "`tests/test_upstream.py` fails once it is mended: then the workaround can go.", "",
+             "Made from the table in `base/upstream_bugs.py` by `pytest tests/test_upstream.py --update`. Where a bug "
+             "is *checked*,", "`tests/test_upstream.py` fails once it is mended: then the workaround can go.", "",
              "| bug | of | seen with | what goes wrong | what is done | seen to be mended by |",
              "|---|---|---|---|---|---|"]
     for one in FAULTS:

@@ -22,7 +22,7 @@ from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.frontend.aten.table import TABLE, Decline
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
-from anyshape.frontend.warm_start.identity import Identities
+from anyshape.frontend.warm_start.identity import ObjectIdentities
 from anyshape.torch_compat.dynamo.guard_record import NotRecorded, can_record, without_object
 from roads import compilation_of
 
@@ -234,8 +234,8 @@ def test_a_damaged_or_foreign_record_is_not_used(compiled: Callable[..., nn.Modu
 
 
 def test_descriptions_tell_objects_apart() -> None:
-    said = Identities().describe
-    assert said(F.gelu) == Identities().describe(F.gelu)
+    said = ObjectIdentities().describe
+    assert said(F.gelu) == ObjectIdentities().describe(F.gelu)
     assert said(scaled) != said(check)
     assert said(Layer) != said(nn.Linear)
     assert said(lambda x: x + 1) != said(lambda x: x + 2)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
     from anyshape.dist.cost.machine import Machine
-    from anyshape.frontend.api import CompiledFunction
+    from anyshape.frontend.callables.compiled_function import CompiledFunction
     from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
     from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
     from anyshape.frontend.importer_tensorflow.callable import TensorflowCallable
@@ -261,7 +261,7 @@ def strategy(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: tor
     Raises:
         InputError: ranks, mesh, lengths or dtype that cannot be, or a model that cannot be traced.
         LimitError: no strategy keeps to the limit; its `least` says which limit would do.
-        ConfigError: an unknown machine.
+        ConfigError: an unknown machine, or a limit that is no number of bytes.
     """
     with needed_by("anyshape.strategy"):
         from anyshape.frontend.strategy.api import strategy as search

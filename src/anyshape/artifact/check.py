@@ -12,13 +12,14 @@ from anyshape.artifact.load import check_digests, read_head
 from anyshape.artifact.native_code import reason_against
 from anyshape.artifact.requirements import VERSION, WITH_VECTORS
 from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
+from anyshape.base.units import bytes_text
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
 from anyshape.runtime.specialize.shape_binding import renamed
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """What was found. lines: for people. graph: the program."""
 
     path: Path
@@ -29,7 +30,7 @@ class Report:
         return "\n".join(self.lines)
 
 
-def check(path: str | Path) -> Report:
+def check(path: str | Path) -> CheckReport:
     """Reads all of a file: sizes, digests, texts, weights, objects.
 
     Raises:
@@ -59,13 +60,13 @@ def check(path: str | Path) -> Report:
         for name, low, high in graph.facts.ranges:
             lines.append(f"  sizes    {low} <= {names.get(name, name)}" + ("" if high is None else f" <= {high}"))
         lines.append(f"  program  {len(graph.nodes)} equations, {len(kernels)} kernels, {len(plan.steps)} steps")
-        lines.append(f"  weights  {len(weights)} tensors, {bytes_ / 2**20:.1f} MB")
+        lines.append(f"  weights  {len(weights)} tensors, {bytes_text(bytes_)}")
         if VECTORS in container.places:
             vectors = safetensors.decode(container.part(VECTORS), f"{path}: {VECTORS}")
             lines.append(f"  tests    {len({name.partition('.')[0] for name in vectors})} calls with their results")
             del vectors
         reason = reason_against(container)
         lines.append(f"  native   {reason or 'for this machine'}")
-        return Report(Path(path), graph, lines)
+        return CheckReport(Path(path), graph, lines)
     finally:
         container.close()

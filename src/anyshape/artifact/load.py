@@ -60,7 +60,7 @@ class Head:
 
 
 def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
-    """See `anyshape.load`."""
+    """Loads a file that `save` wrote; arguments, result and errors are those of `anyshape.load`."""
     if not isinstance(threads, int) or threads < 0:
         raise ConfigError(f"threads is {threads!r}", why="it is how many threads a call may use",
                           do="pass a whole number; 0 is as many as there are cores")

@@ -31,8 +31,8 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """See the head of this file. args, kwargs: trees over `inputs`; results: a tree over the program's outputs.
-    names: symbol -> what messages call it."""
+    """What a deployed program takes and gives, read from JSON and written to it. args, kwargs: trees over `inputs`;
+    results: a tree over the program's outputs. names: symbol -> what messages call it."""
 
     inputs: tuple[InputSpec, ...]
     args: Tree

@@ -46,7 +46,7 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacedPlan:
     """A plan at given sizes, with everything laid out: what a runner makes a payload of.
 
     encoded: the runner's own part of what the plan's size function returned. values: symbol -> value. offsets: (slot,
@@ -99,7 +99,7 @@ class PlanRunner(Protocol):
     sizes: SizeFunction
     on_host: bool
 
-    def specialize(self, placement: Placement) -> Payload:
+    def specialize(self, placement: PlacedPlan) -> Payload:
         """The plan at given sizes.
 
         Raises:

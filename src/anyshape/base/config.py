@@ -4,34 +4,58 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import numbers
 import os
-import re
 import warnings
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyshape.base.errors import ConfigError
+from anyshape.base.units import bytes_of
 
-UNITS = {"": 1, "B": 1, "KiB": 1024, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
-                                        for unit, base in (("B", 1000), ("iB", 1024))}}
-
+LARGEST = (1 << 63) - 1  # of a whole number: what native code takes
 KINDS = {bool: "True or False", int: "a whole number", str: "a text"}
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
 OF_TORCH = {"mode": "leave it out: it is torch.compile's, and there is one mode",
             "backend": 'leave it out, or call torch.compile(..., backend="anyshape")',
             "options": "pass the settings themselves, such as strict=True"}
 
 
-def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False,
+def _knob(default: Any, text: str, least: int = 0, most: int = LARGEST, bytes_: bool = False,
           choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"help": text, "least": least, "most": most, "bytes": bytes_,
                                             "choices": choices})
 
 
-@dataclass(frozen=True, slots=True)
+def _names_checked(kind: type[C]) -> type[C]:
+    """The class, which says of a name that it does not know which one is near."""
+    made = kind.__init__
+
+    @functools.wraps(made)
+    def init(self: C, **settings: Any) -> None:
+        known = {knob.name for knob in fields(self)}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r}", why=f"the settings are {', '.join(sorted(known))}",
+                                  do=OF_TORCH.get(name) or f"correct the name{_nearest(name, known)}")
+        made(self, **settings)
+
+    kind.__init__ = init  # type: ignore[method-assign, assignment]
+    return kind
+
+
+@_names_checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Settings of one compilation.
+    """Settings of one compilation, by name: those left out have their defaults (`Config.make`: or the environment's).
 
     No setting enters the key of the object cache: that is the text of the code, whatever settings led to it.
+
+    Raises:
+        ConfigError: an unknown name, or a value of another type or out of range.
     """
 
     strict: bool = _knob(False, "nothing runs as PyTorch: raise where the compiler fails, at graph breaks, and for "
@@ -48,7 +72,7 @@ class Config:
                                       "them the entries that were used longest ago go", bytes_=True)
     warm_start: bool = _knob(False, "take captured programs, with their guards, from the disk cache, and keep them "
                                     "there for the next process; off: each process traces anew")
-    threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
+    threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses", most=1 << 16)
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
     max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)
     packed_bytes: int = _knob(32 << 20, "weights of convolutions stay reordered from call to call while they and what "
@@ -87,8 +111,11 @@ class Config:
 
     @staticmethod
     def make(**overrides: Any) -> Config:
-        """A config from the environment and `overrides`; an unknown name, wrong type or impossible number raises
-        ConfigError."""
+        """A config from `overrides`, then the environment (`ANYSHAPE_<FIELD>`), then the defaults.
+
+        Raises:
+            ConfigError: as the class does; also of a variable of the environment.
+        """
         known = {f.name: f for f in fields(Config)}
         values: dict[str, Any] = {}
         for name in os.environ:
@@ -99,28 +126,12 @@ class Config:
             if text is not None:
                 values[name] = bytes_of(f"ANYSHAPE_{name.upper()}", text) if knob.metadata["bytes"] else \
                     _read(name, text, type(knob.default))
-        for name, value in overrides.items():
-            if name not in known:
-                raise ConfigError(f"unknown setting {name!r}", why=f"the settings are {', '.join(sorted(known))}",
-                                  do=OF_TORCH.get(name) or f"correct the name{_nearest(name, known)}")
-            wanted = type(known[name].default)
-            if known[name].metadata["bytes"]:
-                value = _bytes(name, value)
-            elif wanted is str and isinstance(value, os.PathLike):
-                value = os.fspath(value)
-            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-                raise ConfigError(f"setting {name} is {value!r}", why=f"it is {KINDS[wanted]}",
-                                  do=f"pass {KINDS[wanted]}")
-            values[name] = value
-        for name, value in values.items():
-            least, most = (known[name].metadata[end] for end in ("least", "most"))
-            if isinstance(value, int) and (value < least or (most is not None and value > most)):
-                raise ConfigError(f"setting {name} is {value}", why=f"it is at least {least}"
-                                  + (f" and at most {most}" if most is not None else ""), do="set another number")
-            if known[name].metadata["choices"] and value not in known[name].metadata["choices"]:
-                raise ConfigError(f"setting {name} is {value!r}", do="set another one",
-                                  why=f"it is one of {', '.join(known[name].metadata['choices'])}")
-        return Config(**values)
+        return Config(**{**values, **overrides})
+
+    def __post_init__(self) -> None:
+        """Checks every field, and has it in one form: bytes as a whole number, a path as its text."""
+        for knob in fields(self):
+            object.__setattr__(self, knob.name, _checked(knob, getattr(self, knob.name)))
 
     @property
     def limited(self) -> bool:
@@ -147,21 +158,40 @@ class Config:
         return frozenset(filter(None, map(str.strip, self.disable.split(","))))
 
     def replace(self, **overrides: Any) -> Config:
-        """A copy with some fields changed."""
+        """A copy with some fields changed; it raises as the class does."""
         return dataclasses.replace(self, **overrides)
 
 
-def _bytes(name: str, value: Any) -> Any:
-    """The bytes that a value of the setting `name` means; None is no limit, a whole float such as 1.5e9 its number."""
-    if value is None:
-        return 0
-    if isinstance(value, str):
-        return bytes_of(f"setting {name}", value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or \
-            (isinstance(value, float) and not value.is_integer()):
-        raise ConfigError(f"setting {name} is {value!r}", why="it is a number of bytes",
-                          do='write it like 12GiB, as text, or as a whole number: "1.5GB" or 1.5e9; 0 is no limit')
-    return int(value)
+def _checked(knob: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of a field in its one form.
+
+    Raises:
+        ConfigError: it is of another type, out of range, or none of the choices.
+    """
+    name = knob.name
+    wanted: Any = type(knob.default)
+    if knob.metadata["bytes"]:
+        value = 0 if value is None else bytes_of(f"setting {name}", value)  # None: no limit
+    elif wanted is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif wanted is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        value = int(value)  # numpy's
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"setting {name} is {value!r:.80}", why=f"it is {KINDS[wanted]}",
+                          do=f"pass {KINDS[wanted]}")
+    least, most = knob.metadata["least"], knob.metadata["most"]
+    if wanted is int and not least <= value <= most:
+        raise ConfigError(f"setting {name} is {value}", do="set another number",
+                          why=f"it is at least {least}" + (f" and at most {most}" if most < LARGEST or value > most
+                                                           else ""))
+    choices = knob.metadata["choices"]
+    if choices and value not in choices:
+        raise ConfigError(f"setting {name} is {value!r:.80}", why=f"it is one of {', '.join(choices)}",
+                          do=f"set another one{_nearest(value, choices)}")
+    if wanted is str and "\0" in value:
+        raise ConfigError(f"setting {name} is {value!r:.80}", why="it has a character of number 0",
+                          do="leave that character out")
+    return value
 
 
 def _nearest(name: str, known: Any) -> str:
@@ -183,19 +213,6 @@ def _warn_of_variable(name: str) -> None:
     if near:
         warnings.warn(f"the variable {name} of the environment sets nothing\n  why: there is no such setting\n"
                       f"  do:  perhaps ANYSHAPE_{near[0].upper()} is meant", stacklevel=4)
-
-
-def bytes_of(what: str, text: str) -> int:
-    """The bytes that a text such as "12GiB", "1.5 GB" or "4096" means.
-
-    Raises:
-        ConfigError: it means none; `what` was to be read.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2] not in UNITS:
-        raise ConfigError(f"{what} is {text!r}", why="it is a number of bytes, with a unit or without",
-                          do=f"write it like 12GiB or 800MB; the units are {', '.join(filter(None, UNITS))}")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _read(name: str, text: str, wanted: type) -> Any:

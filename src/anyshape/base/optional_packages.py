@@ -1,6 +1,7 @@
 """Optional dependencies: what is said where a package that an extra of this one brings is not installed."""
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,3 +35,14 @@ def needed_by(who: str, extra: str = "") -> Iterator[None]:
             raise
         raise ConfigError(f"{who} needs the package {package}", where="this environment", why="it is not installed",
                           do=f"pip install 'anyshape[{extra or EXTRAS[package]}]'") from error
+
+
+def check_picture() -> None:
+    """Whether a report can be written as a picture.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs the package matplotlib", why="it is not installed",
+                          do="pip install matplotlib, or write the report as .html or .json")

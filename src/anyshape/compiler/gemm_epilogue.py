@@ -93,7 +93,8 @@ def fuse_epilogues(plan: Plan, programs: Programs, hardware: HardwareParams) -> 
 
 
 def _pays(step: LibraryStep, plan: Plan, hardware: HardwareParams, passes: int) -> bool:
-    """See the head of this file; sizes are those of the first call. passes: over the result, that are saved."""
+    """Whether computing the product in tiles, within the kernel, takes less time; sizes are those of the first call.
+    passes: over the result, that are saved."""
     windows = (*step.inputs, *step.outputs)
     known: dict[str, tuple[tuple[tuple[str, Attr], ...], ...]] = {
         "matmul": ((), (("rounded", step.dtype),)), "matmul_add": ((), PLAIN)}

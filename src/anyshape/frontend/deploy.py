@@ -11,7 +11,7 @@ import torch
 from anyshape.artifact.save import Deployable, save
 from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
-from anyshape.frontend.api import CompiledCallable
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported
 from anyshape.frontend.capture.export_called import EXPORT, all_sizes_traced, export_called
 from anyshape.frontend.programs.compile_program import native
@@ -20,7 +20,7 @@ from anyshape.ir.types import TensorType
 
 
 def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
-    """See `anyshape.save`."""
+    """Writes what was compiled to a file to deploy; arguments, result and errors are those of `anyshape.save`."""
     if not isinstance(tests, (tuple, list)) or not all(isinstance(one, (tuple, list)) for one in tests):
         raise ConfigError(f"tests is a {type(tests).__name__} that holds no calls",
                           why="each call is a tuple of arguments", do="write tests=[(x,)] for one call with x")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, RankError, Unsupported
-from anyshape.frontend.api import CompiledCallable
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.checkpoint.save_load import Saver, consistently, examine, found_in, missing, newest, take
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory_text import MemoryNote

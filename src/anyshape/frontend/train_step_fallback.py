@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyshape.frontend.api import CompiledFunction
+from anyshape.frontend.callables.compiled_function import CompiledFunction
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.frontend.train_step.validation import StepSettings, check_loss, parts_of, wants_closure
 from anyshape.torch_compat.tree import tree_map_only

@@ -18,6 +18,7 @@ from anyshape.ops.type_rules import (
     dims_attr,
     dims_in,
     fail,
+    indices,
     int_attr,
     native,
     same_device,
@@ -146,15 +147,8 @@ def _pad_body(body: Body[Any], node: Node, index: Index) -> object:
 # ---- take, gather, index
 
 
-def _index_type(name: str, inputs: Inputs, position: int) -> TensorType:
-    kind = tensor(name, inputs, position)
-    if kind.dtype != "i64":
-        fail(name, f"operand {position} is {kind.dtype}, and indices are i64", "insert a cast")
-    return kind
-
-
 def _infer_take(name: str, inputs: Inputs, attrs: Attrs) -> Types:
-    source, at = tensor(name, inputs, 0), _index_type(name, inputs, 1)
+    source, at = tensor(name, inputs, 0), indices(name, inputs, 1)
     where = dim(name, attrs, source.rank)
     shape = source.shape[:where] + at.shape + source.shape[where + 1:]
     return (TensorType(source.dtype, shape, None, same_device(name, (source, at))),)
@@ -169,7 +163,7 @@ def _take_body(body: Body[Any], node: Node, index: Index) -> object:
 
 
 def _infer_gather(name: str, inputs: Inputs, attrs: Attrs) -> Types:
-    source, at = tensor(name, inputs, 0), _index_type(name, inputs, 1)
+    source, at = tensor(name, inputs, 0), indices(name, inputs, 1)
     where = dim(name, attrs, source.rank)
     if at.rank != source.rank:
         fail(name, f"the index {at} has another rank than {source}")
@@ -192,7 +186,7 @@ def _infer_index(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     dims = dims_in(name, attrs["dims"], source.rank)
     if len(dims) != len(inputs) - 1 or dims != tuple(range(dims[0], dims[0] + len(dims))):
         fail(name, f"dims {dims} are not {len(inputs) - 1} consecutive ascending dims", "permute first")
-    types = [_index_type(name, inputs, position) for position in range(1, len(inputs))]
+    types = [indices(name, inputs, position) for position in range(1, len(inputs))]
     block = broadcast_shapes(name, [kind.shape for kind in types])
     shape = source.shape[:dims[0]] + block + source.shape[dims[-1] + 1:]
     return (TensorType(source.dtype, shape, None, same_device(name, (source, *types))),)

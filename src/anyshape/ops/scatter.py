@@ -27,6 +27,7 @@ from anyshape.ops.type_rules import (
     dims_attr,
     dims_in,
     fail,
+    indices,
     int_attr,
     native,
     same_device,
@@ -38,7 +39,7 @@ from anyshape.sym.expr import Size
 
 
 def _infer_checked(name: str, inputs: Inputs, attrs: Attrs) -> Types:
-    kind = _indices(name, inputs, 0)
+    kind = indices(name, inputs, 0)
     size(name, attrs, "size")
     if not isinstance(attrs["wrap"], bool):
         fail(name, f"wrap is {attrs['wrap']!r}, not a bool")
@@ -48,13 +49,6 @@ def _infer_checked(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 def _checked_body(body: Body[Any], node: Node, index: Index) -> object:
     register = body.read(node.inputs[0], index)
     return body.index(body.checked_index(register, size_attr(node, "size"), node.attr("wrap") is True))
-
-
-def _indices(name: str, inputs: Inputs, position: int) -> TensorType:
-    kind = tensor(name, inputs, position)
-    if kind.dtype != "i64":
-        fail(name, f"operand {position} is {kind.dtype}, and indices are i64", "insert a cast")
-    return kind
 
 
 def _both(name: str, inputs: Inputs) -> tuple[TensorType, TensorType]:
@@ -70,7 +64,7 @@ def _infer_put(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     dims = dims_in(name, attrs["dims"], target.rank)
     if not dims or len(dims) != len(inputs) - 2 or dims != tuple(range(dims[0], dims[0] + len(dims))):
         fail(name, f"dims {dims} are not {len(inputs) - 2} consecutive ascending dims", "permute first")
-    types = [_indices(name, inputs, position) for position in range(2, len(inputs))]
+    types = [indices(name, inputs, position) for position in range(2, len(inputs))]
     block = broadcast_shapes(name, [kind.shape for kind in types])
     shape = target.shape[:dims[0]] + block + target.shape[dims[-1] + 1:]
     if source.shape != shape:
@@ -127,7 +121,7 @@ def _overwrite_into(body: Body[Any], node: Node, index: Index) -> tuple[Index, o
 def _infer_scatter(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     target, source = _both(name, inputs)
     where = dim(name, attrs, target.rank)
-    at = _indices(name, inputs, 2)
+    at = indices(name, inputs, 2)
     if at.shape != source.shape or at.rank != target.rank:
         fail(name, f"{source} is written to places {at} of {target}", "give each element an index")
     for d, (have, want) in enumerate(zip(target.shape, at.shape, strict=True)):

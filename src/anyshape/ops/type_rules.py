@@ -64,6 +64,14 @@ def tensor(name: str, inputs: Inputs, position: int) -> TensorType:
     return operand.type
 
 
+def indices(name: str, inputs: Inputs, position: int) -> TensorType:
+    """The type of operand `position`, which must be a tensor of indices, i64."""
+    kind = tensor(name, inputs, position)
+    if kind.dtype != "i64":
+        fail(name, f"operand {position} is {kind.dtype}, and indices are i64", "insert a cast")
+    return kind
+
+
 def native(name: str, dtype: str) -> None:
     """Kernels must know the dtype."""
     if dtype not in NATIVE:

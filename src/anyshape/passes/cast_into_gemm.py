@@ -38,7 +38,7 @@ _HALF = ("bf16", "f16")
 
 
 def cast_into_gemm(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with products of bf16 and f16 that read inputs, and write results, in f32 without a cast."""
     if not any(node.op in _PRODUCTS for node in graph.nodes):
         return graph
     uses = _Uses(dce(graph, config))  # what nobody needs any more does not count as a reader

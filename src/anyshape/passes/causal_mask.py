@@ -49,7 +49,7 @@ Known = Any  # an int or Expr, a bool, a float; None: not known
 
 
 def causal_mask(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with attention marked as causal where its mask hides the future."""
     if not any(node.op in _OPERANDS for node in graph.nodes):
         return graph
     producers = graph.producers()

@@ -60,7 +60,7 @@ _TRAINED = RANKS  # of convolutions whose backward takes channels last too
 
 
 def channels_last(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with convolutions and what lies between them in the layout channels last, where that pays."""
     tape = [value for value in graph.restored if isinstance(value.type, TensorType) and lies_last(value.tensor)]
     calls = [call for node in graph.nodes if (call := _call(node)) is not None]
     makers = {value.name: node for node in graph.nodes for value in node.outputs}

@@ -45,7 +45,7 @@ SMALL = 4096  # elements of a result below which so many kernels would take long
 
 
 def concat_elimination(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with wide concatenations written part by part, and pointwise work on them done in the parts."""
     if not any(_wide(node) for node in graph.nodes):
         return graph
     users, kept = graph.users(), {value.name for value in graph.roots()}

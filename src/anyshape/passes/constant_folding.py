@@ -264,5 +264,5 @@ def _rewrite(replay: Replay, node: Node) -> Operand | None:
 
 
 def constant_folding(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with constants inside of the equations that use them."""
     return replay(graph, _rewrite)

@@ -32,7 +32,7 @@ CONVOLUTIONS = ("grouped_conv", "direct_conv")
 
 
 def conv_epilogue(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with factors, shifts, residuals and maxima with zero inside of the convolution before them."""
     if not any(node.op in CONVOLUTIONS for node in graph.nodes):
         return graph
     for rule in (_scaled, _added, _positive):

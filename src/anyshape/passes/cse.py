@@ -61,7 +61,7 @@ def attr_key(value: Attr) -> Hashable:
 
 
 def cse(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with equal equations computed once; calls with effects stay as they are."""
     table = _Table()
     # a constant that a scatter writes over: with another reader it would have to be copied first
     over = {node.inputs[0] for node in graph.nodes if row(node).kind == "scatter"}

@@ -18,7 +18,7 @@ from anyshape.ir.graph import Graph, Node, Value, has_effect
 
 
 def dce(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph without equations whose results nobody needs; calls with effects stay."""
     needed = {value.name for value in graph.roots()}
     kept: list[Node] = []
     for node in reversed(graph.nodes):

@@ -47,7 +47,7 @@ _CALLED = ("library", "extern")
 
 
 def gemm_accumulate(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with products of f32 and f64 that are added to a value where it lies, or take in a bias."""
     if not any(node.op == "matmul" for node in graph.nodes):
         return graph
     uses = _Uses(dce(graph, config))  # what nobody needs any more is no reader

@@ -48,7 +48,7 @@ _DTYPES = ("f32", "f64")  # half precision is rounded once, so its sums are not 
 
 
 def gemm_chain_split(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with two products in a row done in two halves of the wide value between them."""
     live = dce(graph, config)  # what nobody needs any more is no reader
     producers, users = live.producers(), live.users()
     kept = {value.name for value in live.roots()}

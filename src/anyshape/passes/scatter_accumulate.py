@@ -31,7 +31,7 @@ _DTYPES = ("f32", "f64")  # sums of half precision are rounded where the trace r
 
 
 def scatter_accumulate(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with scatters into zeros that scatter into what is added to them instead."""
     if not any(node.op in _SCATTERS for node in graph.nodes):
         return graph
     users, kept = graph.users(), {value.name for value in graph.roots()}

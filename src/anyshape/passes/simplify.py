@@ -237,5 +237,6 @@ def _rewrite(replay: Replay, node: Node) -> Operand | None:
 
 
 def simplify(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph without arithmetic that changes nothing; numbers stay the same bit for bit, but for the sign of a
+    NaN."""
     return replay(graph, _rewrite)

@@ -150,7 +150,7 @@ def _rewrite(replay: Replay, node: Node) -> Operand | None:
 
 
 def views(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with chains of views merged into one, and without views that show their operand as it is."""
     apart = {(node.inputs[0].name, node.attr("dtype")) for node in graph.nodes
              if node.op == "cast" and isinstance(node.inputs[0], Value)}
     made: dict[tuple[str, Attr], Value] = {}  # casts so far: of which value, to which dtype

@@ -120,7 +120,7 @@ class LayoutJudge:
             arena, kept: bytes of the arena and of the block at its bottom; None: the arena ends where the buffers do.
 
         Raises:
-            VerifyError: what is wrong, see the head of this file.
+            VerifyError: a buffer is outside of the arena, badly aligned, or over one that is alive.
         """
         for name in self.in_arena:
             if name not in offsets:

@@ -27,8 +27,8 @@ from anyshape.route.core.branches import grouped_linear
 from anyshape.route.core.router import Router, run_split
 from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, difference
-from anyshape.route.core.stack_body import Body
-from anyshape.route.core.stack_rules import Refused
+from anyshape.route.core.stack_body import GroupedBody
+from anyshape.route.core.stack_rules import NotStacked
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -141,7 +141,7 @@ class SharedBranches(nn.Module):
     """Equal branches that stay modules of their own, in grouped form: their tensors are stacked in each call, which
     copies them, so that each keeps its parameters. Where the form was not captured for such rows, they run apart."""
 
-    def __init__(self, modules: list[nn.Module], bodies: list[Body]) -> None:
+    def __init__(self, modules: list[nn.Module], bodies: list[GroupedBody]) -> None:
         super().__init__()
         self.__dict__["modules_apart"] = modules  # no children: their parameters are named once
         self.branch_count, self.bodies = len(modules), bodies
@@ -171,7 +171,7 @@ def shared(modules: list[nn.Module]) -> SharedBranches | None:
     for mode in (False, True):
         try:
             bodies.append(stacked.train(mode).prepare(rows, stacked.run_branch))
-        except Refused:
+        except NotStacked:
             return None
     return SharedBranches(modules, bodies)
 

@@ -15,6 +15,7 @@ from anyshape import __version__
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.base.optional_packages import needed_by
+from anyshape.base.units import bytes_text
 from anyshape.tools.bench_package import bench_package
 
 # name -> (module with add_arguments and main, help); of cache and version there is none, bench_package has bench's
@@ -113,11 +114,11 @@ def _cache(parsed: argparse.Namespace) -> int:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
     if parsed.action != "show":
-        print(f"{cache.folder}: removed {removed} entries, {freed / 2**20:.1f} MB")
+        print(f"{cache.folder}: removed {removed} entries, {bytes_text(freed)}")
     if parsed.action != "clear":
         left = sorted(cache.entries(), key=lambda entry: entry.used)
         size = sum(entry.size for entry in left)
-        print(f"{cache.folder}: {len(left)} entries, {size / 2**20:.1f} MB of at most {cache.limit / 2**20:.1f}")
+        print(f"{cache.folder}: {len(left)} entries, {bytes_text(size)} of at most {bytes_text(cache.limit)}")
         if left:
             print(f"used between {_day(left[0].used)} and {_day(left[-1].used)}")
     return 0

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import anyshape
-from anyshape.base.config import bytes_of
 from anyshape.base.errors import ConfigError
+from anyshape.base.units import bytes_of
 from anyshape.frontend.diagnostics.explain import known_sizes
 from anyshape.frontend.diagnostics.report import check_path, report
 from anyshape.frontend.diagnostics.report.contents import NO_LIMIT

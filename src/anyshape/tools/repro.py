@@ -24,7 +24,7 @@ from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReproOutcome:
     """How a run ended. problem: empty when both sides agree. stage: "reading", "reference", "compiling", "running" or
     "comparing", the last one that began. detail: a traceback, if there is one."""
 
@@ -34,10 +34,10 @@ class Verdict:
     compared: int = 0
 
 
-def run(repro: Repro, seed: int = 0) -> Verdict:
+def run(repro: Repro, seed: int = 0) -> ReproOutcome:
     """Compiles and runs the graph on random inputs at the sizes of the trace, and compares with the interpreter."""
     if repro.graph is None:
-        return Verdict("reading", "the file holds no graph: the failure came before there was one")
+        return ReproOutcome("reading", "the file holds no graph: the failure came before there was one")
     graph = repro.graph.replace(restored=())  # what came from a tape is an input like others here
     sizes = {**likely_sizes(graph), **repro.sizes}
     given = random_inputs(graph, sizes, seed)
@@ -49,7 +49,7 @@ def run(repro: Repro, seed: int = 0) -> Verdict:
         stage = "running"
         found = compiled.executable([_clone(value) for value in given])
     except Exception as error:  # the border of a tool: the error is what it was asked for
-        return Verdict(stage, f"{type(error).__name__}: {error}", traceback.format_exc())
+        return ReproOutcome(stage, f"{type(error).__name__}: {error}", traceback.format_exc())
     if graph.saved:
         tape = found.pop()
         assert isinstance(tape, Tape)
@@ -57,7 +57,7 @@ def run(repro: Repro, seed: int = 0) -> Verdict:
         outputs = [*outputs, *saved]
     problems = [f"result {i}: {problem}" for i, (a, b) in enumerate(zip(found, outputs, strict=True))
                 if (problem := difference(a, b))]
-    return Verdict("comparing", "\n".join(problems), compared=len(outputs))
+    return ReproOutcome("comparing", "\n".join(problems), compared=len(outputs))
 
 
 def random_inputs(graph: Graph, sizes: dict[str, int], seed: int = 0) -> list[Any]:
@@ -138,4 +138,4 @@ def main(arguments: argparse.Namespace) -> int:
     return 1
 
 
-__all__ = ["AnyShapeError", "Verdict", "add_arguments", "load", "main", "random_inputs", "run"]
+__all__ = ["AnyShapeError", "ReproOutcome", "add_arguments", "load", "main", "random_inputs", "run"]

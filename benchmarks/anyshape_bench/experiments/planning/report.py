@@ -9,7 +9,7 @@ from anyshape_bench.experiments.planning.train_step_problems import NETWORKS
 from anyshape_bench.harness import targets
 from anyshape_bench.harness.experiment import Report
 from anyshape_bench.harness.machine import facts
-from anyshape_bench.harness.tables import Table, bullets
+from anyshape_bench.harness.tables import Table, bullets, size
 from anyshape_bench.harness.targets import Measure, worst
 
 Rows = list[tuple[str, ...]]
@@ -35,10 +35,6 @@ def _share(part: float) -> str:
     return f"{part * 100:.1f} %"
 
 
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
-
-
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.0f} s"
 
@@ -56,16 +52,16 @@ def tables(found: Plans) -> list[Table]:
 def _tables(found: Plans) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
     """(title, head, rows) of each table."""
     yield "Bytes of a train step", HEAD, [
-        (one["model"], str(one["batch"]), str(one["steps"]), _bytes(one["reserved"]), _bytes(one["greedy"]),
-         _bytes(one["ours"]), _bytes(one["bound"]), _share(less(one["ours"], one["reserved"])),
+        (one["model"], str(one["batch"]), str(one["steps"]), size(one["reserved"]), size(one["greedy"]),
+         size(one["ours"]), size(one["bound"]), _share(less(one["ours"], one["reserved"])),
          _share(less(one["ours"], one["greedy"]))) for one in found.planned]
     yield "Against an integer program", WINDOW_HEAD, [
-        (one["model"], str(one["batch"]), str(w["steps"]), str(w["variables"]), _bytes(w["ours"]),
-         _bytes(w["theirs"]) if w["theirs"] >= 0 else "no order found", _bytes(w["bound"]), _seconds(w["seconds"]),
+        (one["model"], str(one["batch"]), str(w["steps"]), str(w["variables"]), size(w["ours"]),
+         size(w["theirs"]) if w["theirs"] >= 0 else "no order found", size(w["bound"]), _seconds(w["seconds"]),
          ("" if w["reached"] else "more than ") + _seconds(w["theirs_seconds"]), f"{_times(w):.0f}")
         for one in found.planned for w in (one["window"],) if w]
     yield "What else the bytes are", MORE_HEAD, [
-        (one["model"], str(one["batch"]), *(_bytes(one[key]) for key in (
+        (one["model"], str(one["batch"]), *(size(one[key]) for key in (
             "program", "used", "reserved", "apart", "compiled", "needed"))) for one in found.planned]
     first = {one["model"]: one for one in reversed(found.planned)}
     yield "Time to plan", TIME_HEAD, [

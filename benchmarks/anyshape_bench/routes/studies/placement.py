@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from anyshape.route.optimize.place import plan
-from anyshape.route.placement import Trace, contiguous, eplb
+from anyshape.route.placement import RoutingTrace, contiguous, eplb
 from anyshape.route.placement.problem import problem
 from anyshape.route.placement.traces import markov
 from anyshape_bench.routes.case import Study
@@ -19,7 +19,7 @@ CELL, BRANCH = 4.0 * WIDTH, 8.0 * WIDTH * HIDDEN
 CALLS, CELLS, SEEDS = 80, 512, 20
 
 
-def correlated(quick: bool) -> Iterator[tuple[int, Trace]]:
+def correlated(quick: bool) -> Iterator[tuple[int, RoutingTrace]]:
     """(devices, trace): how strongly a cell follows its chain, and how popular branches are, vary."""
     for branches, devices, layers in ((16, 4, 4),) if quick else ((16, 4, 6), (32, 8, 6), (64, 8, 6)):
         for follow, popular in ((0.8, 0.0),) if quick else ((0.65, 0.0), (0.8, 0.5), (0.9, 1.0)):

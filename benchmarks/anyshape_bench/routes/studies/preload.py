@@ -21,7 +21,7 @@ from anyshape import route
 from anyshape.route.optimize.decision import shared_copy
 from anyshape.route.optimize.plan import Plan
 from anyshape.route.optimize.preload import preload
-from anyshape.route.placement.traces import Trace, markov
+from anyshape.route.placement.traces import RoutingTrace, markov
 from anyshape.route.preload import PreloadedBranches, Preloader
 from anyshape.route.profile.routers import routers_of
 from anyshape_bench.measure.statistics import median
@@ -70,11 +70,11 @@ class Stack(nn.Module):
         return x
 
 
-def trace_of(sizes: Sizes, calls: int, seed: int) -> Trace:
+def trace_of(sizes: Sizes, calls: int, seed: int) -> RoutingTrace:
     return markov(sizes.experts, sizes.layers, sizes.cells, calls, FOLLOW, seed=seed, popular=POPULAR, stay=STAY)
 
 
-def batches(sizes: Sizes, trace: Trace) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(sizes: Sizes, trace: RoutingTrace) -> Iterator[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(1)
     for call in trace.calls:
         ids = torch.from_numpy(np.stack([one[:, 0] for one in call]))

@@ -52,7 +52,7 @@ TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages c
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProductKind:
     """Products that two routines can do. sizes: batch, rows, terms of a sum and columns of the one that is measured,
     of attention heads, rows, columns and depth. other: the library. margin: how many times as fast as the usual one
     the unusual routine has to be."""
@@ -66,9 +66,10 @@ class Kind:
 # A product that is PyTorch's is a call back into Python, and kernels that cast its operands and read its result are
 # steps of their own: it has to win by more than that costs in whole programs (docs/adr/025-tried-for-speed.md).
 KINDS = {
-    FULL: Kind("f32", (1, 192, 512, 512)), FEW: Kind("f32", (1, 16, 512, 512)), MANY: Kind("f32", (192, 32, 64, 32)),
-    THIN_ONES: Kind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: Kind("f32", (4, 256, 256, 64)),
-    **{dtype: Kind(dtype, (1, 192, 512, 512), "PyTorch", 1.6) for dtype in half_precision.DTYPES},
+    FULL: ProductKind("f32", (1, 192, 512, 512)), FEW: ProductKind("f32", (1, 16, 512, 512)),
+    MANY: ProductKind("f32", (192, 32, 64, 32)),
+    THIN_ONES: ProductKind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: ProductKind("f32", (4, 256, 256, 64)),
+    **{dtype: ProductKind(dtype, (1, 192, 512, 512), "PyTorch", 1.6) for dtype in half_precision.DTYPES},
 }
 
 
@@ -207,7 +208,7 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
 def _native(native: NativeRoutines, kind: int, head: Callable[[int], list[Word]], tensors: Sequence[Any],
             products: Fixed, dtype: str) -> Callable[[], object]:
     """What runs one step of the host (backend/cpu/interpreter.py) on one thread. kind: of its piece; head: the words of
-    that without its windows, from the address of a `Kind`. Slot i + 1 is tensor i."""
+    that without its windows, from the address of a `ProductKind`. Slot i + 1 is tensor i."""
     known = kind_words(0, dtype, products)
     body = head(known.buffer_info()[0])
     for slot, tensor in enumerate(tensors, 1):

@@ -35,27 +35,28 @@ from anyshape.backend.cpu.bytecode.format import (
     THREAD_TIME,
     TOPK,
     AttentionStep,
-    Block,
     ByteConvStep,
     ByteRecurrenceStep,
-    CopyStep,
+    CallBlock,
+    CopyStepWords,
     DirectConvStep,
     Functions,
     GroupedConvStep,
     GroupedStep,
-    KernelStep,
+    KernelStepWords,
     LibraryProduct,
     PackedProduct,
     Place,
-    Program,
+    ProgramHead,
     RecurrenceStep,
     RoutePlanStep,
     SegmentStep,
     SeriesStep,
-    Step,
+    StepHead,
     TopkStep,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     array_at,
@@ -69,7 +70,6 @@ from anyshape.backend.cpu.native.compiler import (
     new,
     size_of,
     tail,
-    translate,
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
@@ -106,21 +106,21 @@ class Reading(Struct):
     number: i64
 
 
-def run_plan(block: Block) -> int:
+def run_plan(block: CallBlock) -> int:
     """Runs the program of `block`; DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY."""
     program = block.program
     if resolve(block, program) != DONE:
         return NO_MEMORY
     look(block)
     workspace = tail(array_at(i64, block), program.workspace)
-    step = Step(program + 8 * program.first)
+    step = StepHead(program + 8 * program.first)
     time = read_clock(block, block.times, -1)
     while step.op != END:
         op = step.op
         block.step = step.number
         length = step.length
         if op == KERNEL:
-            run_kernel(block, KernelStep(step), workspace, program)
+            run_kernel(block, KernelStepWords(step), workspace, program)
         elif op == SERIES:
             run_series(block, SeriesStep(step), workspace, program)
             length += SeriesStep(step).words
@@ -137,7 +137,7 @@ def run_plan(block: Block) -> int:
             run_grouped(block, GroupedStep(step))
         elif op == GROUPED_CONV:
             for _ in range(run_grouped_convs(block, GroupedConvStep(step)) - 1):
-                step = Step(step + 8 * length)
+                step = StepHead(step + 8 * length)
                 length = step.length
         elif op == DIRECT_CONV:
             run_direct_conv(block, DirectConvStep(step))
@@ -156,7 +156,7 @@ def run_plan(block: Block) -> int:
         elif op == OVER:
             run_over(block, PackedProduct(step))
         elif op == COPY:
-            run_copy(block, CopyStep(step))
+            run_copy(block, CopyStepWords(step))
         elif op == CALL:
             call(block.callback, block.state, step.number)
             if block.step != STEP_DONE:
@@ -164,11 +164,11 @@ def run_plan(block: Block) -> int:
         if block.status != 0:
             return CHECK_FAILED
         time = read_clock(block, time, step.number)
-        step = Step(step + 8 * length)
+        step = StepHead(step + 8 * length)
     return DONE
 
 
-def read_clock(block: Block, time: int, number: int) -> int:
+def read_clock(block: CallBlock, time: int, number: int) -> int:
     """Writes the time and the step's number to address `time` and returns the next address; nothing when it is 0."""
     if time == 0:
         return 0
@@ -178,7 +178,7 @@ def read_clock(block: Block, time: int, number: int) -> int:
     return time + size_of(Reading)
 
 
-def resolve(block: Block, program: Program) -> int:
+def resolve(block: CallBlock, program: ProgramHead) -> int:
     """Writes the addresses of the status and of the arena's buffers into their slots; DONE or NO_MEMORY."""
     block.slots[0] = block
     if lacks_memory(block.slots, program.given, program.empty):
@@ -207,7 +207,7 @@ def place_buffers(slots: Array[i64], pairs: Array[Place], placed: int, kept_byte
     return DONE
 
 
-def run_kernel(block: Block, step: KernelStep, workspace: Array[i64], program: Program) -> int:
+def run_kernel(block: CallBlock, step: KernelStepWords, workspace: Array[i64], program: ProgramHead) -> int:
     """One fused kernel, over all its row blocks, on as many threads as its work is worth."""
     blocks = step.blocks
     if blocks <= 0:
@@ -241,12 +241,12 @@ def kernel_share(data: KernelWork, number: int, team: int) -> int:
     return 0
 
 
-def measure(program: Program, functions: Functions, workspace: Array[i64]) -> int:
+def measure(program: ProgramHead, functions: Functions, workspace: Array[i64]) -> int:
     """Asks every kernel of a new program for its row blocks, work and scratch. Returns how many steps PyTorch does;
     where no version of a kernel fits, -2 minus the number of its step."""
     scratch = 0
     calls = 0
-    step = KernelStep(program + 8 * program.first)
+    step = KernelStepWords(program + 8 * program.first)
     op = step.op
     while op != END:
         if op == KERNEL:
@@ -274,7 +274,7 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
             calls += 1
         elif op == NO_REGIME:
             return -2 - step.length
-        step = KernelStep(following(step))
+        step = KernelStepWords(following(step))
         op = step.op
     program.scratch = (scratch + 63) & -64
     return calls

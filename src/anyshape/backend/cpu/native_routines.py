@@ -43,7 +43,7 @@ _shared: dict[ObjectCache | None, NativeRoutines] = {}  # the first one, and the
 
 
 class NativeRoutines:
-    """See the head of this file.
+    """The native routines of a process, compiled for its processor. Threads may share one.
 
     Args:
         machine: for which they are compiled.

@@ -13,7 +13,7 @@ from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.bytecode.products import Products, may_pack_over
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
-from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps
+from anyshape.backend.interface import CHECK_FAILED, DONE, PlacedPlan, PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
@@ -36,7 +36,7 @@ class CpuPayload:
 
 
 class CpuPlanRunner:
-    """See the head of this file.
+    """Makes words of a plan at given sizes, and runs them by one native call. Threads may share one.
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.
@@ -65,7 +65,7 @@ class CpuPlanRunner:
         brought = sum((b.is_parameter or b.is_output) and b.name not in placed for b in plan.buffers)
         self.put = struct.Struct(f"{brought}q").pack_into
 
-    def specialize(self, placement: Placement) -> CpuPayload:
+    def specialize(self, placement: PlacedPlan) -> CpuPayload:
         """See `PlanRunner`."""
         steps = placement.encoded
         if placement.skipped or placement.actions:

@@ -20,7 +20,7 @@ USUAL = "f32"  # the dtype whose products most programs need
 
 
 class CpuTarget:
-    """See the head of this file.
+    """The CPU as a target: what kernels, products and plans are compiled for.
 
     Args:
         machine: the processor. native: the process's routines, and where object code is kept.

@@ -15,7 +15,8 @@ import threading
 
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.native.compiler import Array, Struct, call, i64, load32, new, translate, words
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import Array, Struct, call, i64, load32, new, words
 from anyshape.backend.loaded_code import Routines
 
 METADATA = 1  # XLA_FFI_Extension_Metadata: XLA asks which version of the interface the handler speaks
@@ -31,7 +32,7 @@ class Attribute(Struct):
     value: Array[i64]
 
 
-class Buffer(Struct):
+class XlaBuffer(Struct):
     """XLA_FFI_Buffer."""
 
     size: i64
@@ -42,7 +43,7 @@ class Buffer(Struct):
     dims: Array[i64]
 
 
-class Version(Struct):
+class XlaVersion(Struct):
     """XLA_FFI_Api_Version; two numbers of 32 bits in one word."""
 
     size: i64
@@ -101,7 +102,7 @@ class Attributes(Struct):
     list: Array[i64]
 
 
-class Frame(Struct):
+class XlaFrame(Struct):
     """The beginning of XLA_FFI_CallFrame."""
 
     size: i64
@@ -144,7 +145,7 @@ MAJOR_MINOR = 0
 CALLED = 0
 
 
-def anyshape_program(frame: Frame) -> int:
+def anyshape_program(frame: XlaFrame) -> int:
     """The handler: what XLA calls. The address of an XLA_FFI_Error, 0 where there is none."""
     extension = frame.extension
     if extension != 0:
@@ -166,21 +167,21 @@ def dims_of(list: Array[i64], count: int) -> int:
     """The words of ranks and dims."""
     total = count
     for k in range(count):
-        total += Buffer(list[k]).rank
+        total += XlaBuffer(list[k]).rank
     return total
 
 
-def small_call(frame: Frame) -> int:
+def small_call(frame: XlaFrame) -> int:
     """A call of few words."""
     return handed(frame, Words(words(SMALL)))
 
 
-def large_call(frame: Frame) -> int:
+def large_call(frame: XlaFrame) -> int:
     """A call of many."""
     return handed(frame, Words(words(LARGE)))
 
 
-def handed(frame: Frame, line: Words) -> int:
+def handed(frame: XlaFrame, line: Words) -> int:
     """Gathers the words of a call, and hands them over."""
     line.program = Attribute(frame.attrs[0]).value[0]
     buffers = frame.args_count + frame.rets_count
@@ -199,7 +200,7 @@ def handed(frame: Frame, line: Words) -> int:
 def gathered(list: Array[i64], count: int, address: int, at: int) -> int:
     """Writes addresses, and ranks and dims from `at` on; where these end."""
     for k in range(count):
-        buffer = Buffer(list[k])
+        buffer = XlaBuffer(list[k])
         write(address + 8 * k, buffer.data)
         rank = buffer.rank
         write(at, rank)
@@ -216,7 +217,7 @@ def write(address: int, value: int) -> int:
     return 0
 
 
-def failed(frame: Frame, code: int, message: int) -> int:
+def failed(frame: XlaFrame, code: int, message: int) -> int:
     """An error of XLA."""
     error = new(ErrorArguments)
     error.size = 32

@@ -11,7 +11,7 @@ from anyshape.backend.cpu.native_routines import routines_of
 from anyshape.backend.interface import ObjectCache, Streams
 from anyshape.backend.triton import toolchain
 from anyshape.backend.triton.compile import Compiler
-from anyshape.backend.triton.driver.driver import Driver, open_driver
+from anyshape.backend.triton.driver.driver import DeviceDriver, open_driver
 from anyshape.backend.triton.launch import LaunchableKernel, VersionedKernel
 from anyshape.backend.triton.runner import LaunchLoop, StreamRunner
 from anyshape.backend.triton.schedule import emit
@@ -26,7 +26,7 @@ from anyshape.plan.ir.program import Plan
 
 
 class GpuTarget:
-    """See the head of this file.
+    """A GPU as a target: kernels by Triton, products and convolutions by the libraries of PyTorch.
 
     Args:
         device: PyTorch's word for it, such as "cuda:0". architecture: as Triton calls it, such as "sm_90".
@@ -114,7 +114,7 @@ def device_target_of(cache: ObjectCache | None, products: str, device: str, grap
                      graphs_after, products == "own")
 
 
-def architecture_of(driver: Driver, memory: TorchMemory) -> str:
+def architecture_of(driver: DeviceDriver, memory: TorchMemory) -> str:
     """What Triton calls the architecture of a device.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.triton import launch_loop as loop
 from anyshape.backend.triton.compile import Compiler
 from anyshape.backend.triton.kernel import (

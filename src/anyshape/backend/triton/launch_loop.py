@@ -16,20 +16,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.bytecode.format import CALL, END, MONOTONIC, STEP_DONE, Place, Step
+from anyshape.backend.cpu.bytecode.format import CALL, END, MONOTONIC, STEP_DONE, Place, StepHead
 from anyshape.backend.cpu.interpreter import Reading, lacks_memory, place_buffers
-from anyshape.backend.cpu.native.compiler import (
-    Array,
-    Inline,
-    Nested,
-    Struct,
-    array_at,
-    call,
-    i64,
-    size_of,
-    tail,
-    translate,
-)
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import Array, Inline, Nested, Struct, array_at, call, i64, size_of, tail
 from anyshape.backend.interface import CALLBACK_FAILED, DONE, NO_MEMORY
 
 LAUNCH, CHECK, COPY = 100, 101, 102
@@ -37,7 +27,7 @@ DRIVER_FAILED = 100  # how a run ends, beside the ways that the interface has
 ERROR_BITS = 0xFFFFFFFF  # of a result that is an int
 
 
-class LaunchStep(Step):
+class LaunchStep(StepHead):
     """A launch of a kernel."""
 
     function: i64
@@ -54,13 +44,13 @@ class LaunchStep(Step):
     places: Annotated[Array[Place], Inline(0)]
 
 
-class CheckStep(Step):
+class CheckStep(StepHead):
     """A step that may have failed has run."""
 
     word: i64
 
 
-class DeviceCopyStep(Step):
+class DeviceCopyStep(StepHead):
     """A copy inside the device's memory."""
 
     target: Nested[Place]
@@ -81,7 +71,7 @@ class Functions(Struct):
     clock: i64
 
 
-class Program(Struct):
+class ProgramHead(Struct):
     """The head of a program."""
 
     kept: i64  # bytes of the lower block: offsets from here on lie in the upper one
@@ -94,11 +84,11 @@ class Program(Struct):
     pairs: Annotated[Array[Place], Inline(0)]
 
 
-class Block(Struct):
+class CallBlock(Struct):
     """The head of a call's block."""
 
     functions: Functions
-    program: Program
+    program: ProgramHead
     context: i64
     popped: i64  # where the driver writes the context that it takes off
     stream: i64
@@ -115,7 +105,7 @@ class Block(Struct):
     slots: Annotated[Array[i64], Inline(0)]  # slot 0 is the status; buffers follow, then a 0, and the scratch
 
 
-def run_on_stream(block: Block) -> int:
+def run_on_stream(block: CallBlock) -> int:
     """Runs the program of `block`: DONE (its work is on the stream), CALLBACK_FAILED, NO_MEMORY or DRIVER_FAILED."""
     program = block.program
     functions = block.functions
@@ -130,17 +120,17 @@ def run_on_stream(block: Block) -> int:
         block.code = call(functions.record_event, block.event, block.stream) & ERROR_BITS
         if block.code != 0:
             result = DRIVER_FAILED
-    call(functions.pop_context, block + Block.popped)
+    call(functions.pop_context, block + CallBlock.popped)
     return result
 
 
-def run_steps(block: Block, program: Program, functions: Functions) -> int:
+def run_steps(block: CallBlock, program: ProgramHead, functions: Functions) -> int:
     """The steps of a program, with the device's context current."""
     values = tail(array_at(i64, block), program.workspace)
     places = tail(values, program.params)
     for i in range(program.params):
         places[i] = values + 8 * i
-    step = Step(program + 8 * program.first)
+    step = StepHead(program + 8 * program.first)
     op = step.op
     time = read_clock(block, functions, block.times, -1)
     while op != END:
@@ -167,12 +157,12 @@ def run_steps(block: Block, program: Program, functions: Functions) -> int:
                 return CALLBACK_FAILED
         block.reached = step.number
         time = read_clock(block, functions, time, step.number)
-        step = Step(step + 8 * length)
+        step = StepHead(step + 8 * length)
         op = step.op
     return DONE
 
 
-def launch(block: Block, functions: Functions, step: LaunchStep, values: Array[i64], places: Array[i64]) -> int:
+def launch(block: CallBlock, functions: Functions, step: LaunchStep, values: Array[i64], places: Array[i64]) -> int:
     """One launch; how many words of the step after it are to be left out."""
     bits = 0
     for i in range(step.pointers):
@@ -187,14 +177,14 @@ def launch(block: Block, functions: Functions, step: LaunchStep, values: Array[i
     return step.otherwise
 
 
-def copy(block: Block, functions: Functions, step: DeviceCopyStep) -> int:
+def copy(block: CallBlock, functions: Functions, step: DeviceCopyStep) -> int:
     """One copy; the driver's error."""
     target = block.slots[step.target.slot] + step.target.bytes
     source = block.slots[step.source.slot] + step.source.bytes
     return call(functions.copy, target, source, step.bytes, block.stream) & ERROR_BITS
 
 
-def read_clock(block: Block, functions: Functions, time: int, number: int) -> int:
+def read_clock(block: CallBlock, functions: Functions, time: int, number: int) -> int:
     """Writes the time at which the stream has done everything, and the step's number, to address `time`, and returns
     the next address; nothing when it is 0."""
     if time == 0:

@@ -61,7 +61,7 @@ def aligned(plan: Plan) -> frozenset[str]:
 
 
 class PlanEncoder:
-    """See the head of this file.
+    """Writes the expression that gives the words of a plan's steps at given sizes.
 
     Args:
         kernels: by name.

@@ -19,12 +19,12 @@ from anyshape.backend.cpu.bytecode.format import CALL, END, STEP_DONE
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.machine.torch_libs import library
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.plan_runner import with_actions, without
 from anyshape.backend.cpu.step_timer import clock_of, durations
-from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, Placement, PythonSteps
+from anyshape.backend.interface import CHECK_FAILED, DONE, ISSUED, ObjectCache, PlacedPlan, PythonSteps
 from anyshape.backend.triton import launch_loop as loop
-from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.driver import DeviceDriver
 from anyshape.backend.triton.driver.functions import OUT_OF_MEMORY
 from anyshape.backend.triton.kernel import DeviceKernel
 from anyshape.backend.triton.launch import LaunchableKernel
@@ -37,9 +37,9 @@ from anyshape.plan.ir.program import CopyStep, LibraryStep, Plan
 from anyshape.plan.ir.size_function import size_function
 
 _PARAMS, _SCRATCH = loop.LaunchStep.index("params"), loop.LaunchStep.index("scratch")
-HEAD = words_of(loop.Program)
-SLOTS = loop.Block.index("slots")
-STREAM, STATE, STEP, REACHED, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.Block.index(name) for name in (
+HEAD = words_of(loop.ProgramHead)
+SLOTS = loop.CallBlock.index("slots")
+STREAM, STATE, STEP, REACHED, CODE, EVENT, CHECKS, KEPT, TEMP, TIMES = (loop.CallBlock.index(name) for name in (
     "stream", "state", "step", "reached", "code", "event", "checks", "kept", "temp", "times"))
 PRODUCTS = ("matmul", "matmul_add")
 STATUSES = 64  # that are made at a time
@@ -49,7 +49,7 @@ WORD = ctypes.c_int64
 class LaunchLoop:
     """The loaded launch loop of a driver, and the calls of Python that it makes. Thread-safe."""
 
-    def __init__(self, driver: Driver, machine: Machine, cache: ObjectCache | None = None) -> None:
+    def __init__(self, driver: DeviceDriver, machine: Machine, cache: ObjectCache | None = None) -> None:
         self.driver = driver
         self.loaded = jit.load(loop.emit_launch_loop(), ("run_on_stream",), machine, cache)
         self.run = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(self.loaded.address["run_on_stream"])
@@ -59,7 +59,7 @@ class LaunchLoop:
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
-        self.free: dict[tuple[int, int], list[Status]] = {}  # by device and number of words
+        self.free: dict[tuple[int, int], list[StatusWord]] = {}  # by device and number of words
         self.lock = threading.Lock()
 
     def _step(self, state: int, number: int) -> int:
@@ -71,7 +71,7 @@ class LaunchLoop:
             steps.error = error
         return 0
 
-    def status(self, streams: DeviceStreams, words: int) -> Status:
+    def status(self, streams: DeviceStreams, words: int) -> StatusWord:
         """The status of a run with so many steps that check something, which is 0."""
         size = 1 << (words - 1).bit_length()
         with self.lock:
@@ -82,7 +82,7 @@ class LaunchLoop:
         ctypes.memset(found.checks, 0, 8 * size)
         return found
 
-    def _statuses(self, streams: DeviceStreams, size: int, free: list[Status]) -> list[Status]:
+    def _statuses(self, streams: DeviceStreams, size: int, free: list[StatusWord]) -> list[StatusWord]:
         driver, stream = self.driver, streams.current()
         memory = streams.allocate(ALIGNMENT * STATUSES, stream)
         address = memory.data_ptr()
@@ -92,17 +92,17 @@ class LaunchLoop:
             driver.call("copy_to_device", address, host, ALIGNMENT * STATUSES, stream)
             driver.call("synchronize_stream", stream)
             host += ALIGNMENT * STATUSES
-            return [Status(address + ALIGNMENT * i, host + 8 * size * i, driver.event(), size, memory, free)
+            return [StatusWord(address + ALIGNMENT * i, host + 8 * size * i, driver.event(), size, memory, free)
                     for i in range(STATUSES)]
 
 
-class Status:
+class StatusWord:
     """The status of a run: a word of the device at `address`, the host's words at `checks`, the event behind it.
     memory: what the word is in; free: where it goes when a run has ended well."""
 
     __slots__ = ("address", "checks", "event", "free", "memory", "words")
 
-    def __init__(self, address: int, checks: int, event: int, size: int, memory: Any, free: list[Status]) -> None:
+    def __init__(self, address: int, checks: int, event: int, size: int, memory: Any, free: list[StatusWord]) -> None:
         self.address = address
         self.checks = checks
         self.event = event
@@ -131,7 +131,7 @@ class Frame:
 
     __slots__ = ("block", "graphs", "issued", "over", "status")
 
-    def __init__(self, block: array[int], status: Status | None, graphs: StreamGraphs | None = None) -> None:
+    def __init__(self, block: array[int], status: StatusWord | None, graphs: StreamGraphs | None = None) -> None:
         self.block = block
         self.graphs = graphs
         self.status = status
@@ -151,7 +151,7 @@ class Frame:
 
 def launches(words: Sequence[int]) -> Iterator[int]:
     """Where the launches of a program begin."""
-    at = words[loop.Program.index("first")]
+    at = words[loop.ProgramHead.index("first")]
     while words[at] != END:
         if words[at] == loop.LAUNCH:
             yield at
@@ -159,7 +159,7 @@ def launches(words: Sequence[int]) -> Iterator[int]:
 
 
 class StreamRunner:
-    """See the head of this file.
+    """Makes words of a plan at given sizes, and issues them on the current stream. Threads may share one.
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.
@@ -185,7 +185,7 @@ class StreamRunner:
         brought = sum((b.is_parameter or b.is_output) and b.name not in placed for b in plan.buffers)
         self.put = struct.Struct(f"{brought}q").pack_into
 
-    def specialize(self, placement: Placement) -> DevicePayload:
+    def specialize(self, placement: PlacedPlan) -> DevicePayload:
         """See `PlanRunner`."""
         steps = placement.encoded
         if placement.skipped:
@@ -200,7 +200,7 @@ class StreamRunner:
         for name, value in (("functions", ctypes.addressof(self.loop.functions)), ("callback", self.loop.callback),
                             ("program", words.buffer_info()[0]), ("reached", -1),
                             ("context", self.loop.driver.context(self.streams.device))):
-            block[loop.Block.index(name)] = value
+            block[loop.CallBlock.index(name)] = value
         graphs = None
         if self.graphs_after and all(map(self._may_be_captured, called)):
             graphs = StreamGraphs(self.streams, self.graphs_after, bool(called), self.plan.name)

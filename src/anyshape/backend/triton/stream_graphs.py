@@ -25,7 +25,7 @@ MOST_GRAPHS, MOST_COUNTED = 4, 64  # addresses of which a program keeps graphs, 
 RELAXED = 2  # mode of a capture: other calls of the driver, of this thread too, are no part of it
 
 
-class Graph:
+class DeviceGraph:
     """An instantiated graph; given back when nobody has it any more: the driver lets it end first."""
 
     __slots__ = ("handle", "libraries", "streams")
@@ -78,11 +78,11 @@ class StreamGraphs:
         self.libraries = libraries
         self.name = name
         self.refused = False
-        self._graphs: dict[bytes, Graph] = {}
+        self._graphs: dict[bytes, DeviceGraph] = {}
         self._calls: Counter[bytes] = Counter()
         self._lock = threading.Lock()
 
-    def find(self, key: bytes, issue: Callable[[int], bool]) -> Graph | None:
+    def find(self, key: bytes, issue: Callable[[int], bool]) -> DeviceGraph | None:
         """The graph of calls with the addresses `key`, which is made when it is due; None: there is none yet.
 
         Args:
@@ -108,7 +108,7 @@ class StreamGraphs:
             self._graphs[key] = found  # the last one used
             return found
 
-    def _tried(self, issue: Callable[[int], bool]) -> Graph | None:
+    def _tried(self, issue: Callable[[int], bool]) -> DeviceGraph | None:
         why = "a step of it cannot be captured"
         try:
             found = self._captured(issue)
@@ -120,7 +120,7 @@ class StreamGraphs:
             warnings.warn(str(told), RuntimeWarning, stacklevel=1)
         return found
 
-    def _captured(self, issue: Callable[[int], bool]) -> Graph | None:
+    def _captured(self, issue: Callable[[int], bool]) -> DeviceGraph | None:
         streams = self.streams
         with streams.capturing, streams.driver.current(streams.device):
             stream = streams.side("capture")
@@ -131,6 +131,6 @@ class StreamGraphs:
             finally:
                 graph = streams.driver.end_capture(stream)
             try:
-                return Graph(streams, streams.driver.graph(graph), self.libraries) if done else None
+                return DeviceGraph(streams, streams.driver.graph(graph), self.libraries) if done else None
             finally:
                 streams.driver.free("destroy_graph", graph)

@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.driver.driver import DeviceDriver
 
 
 class DeviceMemory(Protocol):
@@ -34,7 +34,7 @@ class PinnedMemory:
 
     __slots__ = ("address", "driver")
 
-    def __init__(self, driver: Driver, address: int) -> None:
+    def __init__(self, driver: DeviceDriver, address: int) -> None:
         self.driver = driver
         self.address = address
 
@@ -58,7 +58,7 @@ class Mark:
 class DeviceStreams:
     """The streams of device number `device`. See `Streams` of backend/interface.py."""
 
-    def __init__(self, driver: Driver, device: int, memory: DeviceMemory) -> None:
+    def __init__(self, driver: DeviceDriver, device: int, memory: DeviceMemory) -> None:
         self.driver = driver
         self.device = device
         self.memory = memory

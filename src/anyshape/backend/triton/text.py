@@ -52,7 +52,7 @@ def function_text(program: LoopProgram, form: Form, name: str) -> str:
 
 def module_text(program: LoopProgram, functions_: Sequence[str], versions: Sequence[KernelVersion],
                 small: Sequence[Size] | None, steps: Sequence[str]) -> str:
-    """The text of a kernel with these functions and versions; see the head of this file."""
+    """The text of a kernel with these functions and versions: a head that `read` reads back, and a Python module."""
     params = ", ".join(f"{param.name}: {param.dtype}" for param in program.params)
     head = [f"# kernel {program.name}({params}; {', '.join(program.sizes)})",
             f"# small {'?' if small is None else ' | '.join(map(str, small))}", f"# steps {', '.join(steps)}"]

@@ -46,10 +46,10 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """See the head of this file. micro: micro-batches of a step. chunks: stages of a rank, of an interleaved schedule.
-    early: collectives run on streams of their own, begun as soon as they can be; else each where it is needed.
-    merged: those of one layer are one. stages: the first layer of each stage of the pipeline; (): cut by their seconds.
-    """
+    """How a train step is dealt out over a mesh, as the cost model sees it. micro: micro-batches of a step. chunks:
+    stages of a rank, of an interleaved schedule. early: collectives run on streams of their own, begun as soon as they
+    can be; else each where it is needed. merged: those of one layer are one. stages: the first layer of each stage of
+    the pipeline; (): cut by their seconds."""
 
     degrees: Degrees
     layers: tuple[LayerPlan, ...]

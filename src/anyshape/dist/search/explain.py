@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anyshape.base.units import bytes_text
 from anyshape.dist.cost.layer_cost import LayerCost, layer_cost
 from anyshape.dist.cost.parallel import RECOMPUTE
 from anyshape.dist.cost.strategy import LayerPlan, Strategy
@@ -76,14 +77,6 @@ def _collectives(strategy: Strategy, plan: LayerPlan, layer: Layer) -> str:
     return " + ".join(found) or "none"
 
 
-def number(value: float) -> str:
-    """Bytes in words."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
 def text(search: Search, found: Found, tried: int = 8) -> str:
     """The result of a search in lines."""
     best, verdict = found.best, found.best.verdict
@@ -92,24 +85,24 @@ def text(search: Search, found: Found, tried: int = 8) -> str:
     lines = [f"{search.workload.name}: {search.workload.parameters / 1e9:.3g} billion parameters, {search.world} ranks "
              f"of {search.machine}",
              f"step {verdict.seconds * 1e3:.4g} ms simulated, no strategy is below {found.bound * 1e3:.4g} ms "
-             f"(gap {found.gap:.1%}); {number(verdict.memory)} a rank of {number(search.memory)}"]
+             f"(gap {found.gap:.1%}); {bytes_text(verdict.memory)} a rank of {bytes_text(search.memory)}"]
     for one, strategy, report in zip(search.shapes, best.plan.strategies, verdict.reports, strict=True):
         title = f"  length <= {one.length}" if len(search.shapes) > 1 else f"  length {one.length}"
         lines.append(f"{title} ({one.weight:.0%} of steps, {one.batch} sequences): {strategy.summary}; "
                      f"{report.seconds * 1e3:.4g} ms, exposed {report.exposed * 1e3:.3g} of "
-                     f"{report.sending * 1e3:.4g} ms, {number(max(report.memory))}")
+                     f"{report.sending * 1e3:.4g} ms, {bytes_text(max(report.memory))}")
     lines += ["", f"layers at length {shape.length}, one rank"]
     table = [("layer", "count", "placement", "recompute", "collectives", "weights", "compute ms", "sent ms",
               "exposed ms", "held", "kept")]
     for row in rows(search, shape, best.plan.strategies[-1]):
-        table.append((row.name, str(row.count), row.placement, row.recompute, row.collectives, number(row.sent),
+        table.append((row.name, str(row.count), row.placement, row.recompute, row.collectives, bytes_text(row.sent),
                       f"{row.seconds * 1e3:.4g}", f"{row.sending * 1e3:.3g}", f"{row.exposed * 1e3:.3g}",
-                      number(row.held), number(row.kept)))
+                      bytes_text(row.held), bytes_text(row.kept)))
     lines += _aligned(table)
     lines += ["", "what else was tried"]
     lines += _aligned([("", "step ms", "a rank", ""), *(
         (one.name, f"{one.verdict.seconds * 1e3:.4g}" if one.verdict else "-",
-         number(one.verdict.memory) if one.verdict else "-",
+         bytes_text(one.verdict.memory) if one.verdict else "-",
          one.plan.strategies[-1].summary + (f": {one.why}" if one.why else ""))
         for one in found.tried if one is not best)][:tried + 1])
     return "\n".join(lines)

@@ -48,8 +48,8 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """See the head of this file. memory: bytes of a device. degrees: of the mesh, axes by name; 0 or left out: open.
-    """
+    """What a strategy is sought for: a workload on `world` devices. memory: bytes of a device. degrees: of the mesh,
+    axes by name; 0 or left out: open."""
 
     workload: Workload
     machine: Machine

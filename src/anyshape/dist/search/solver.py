@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyshape.base.units import bytes_text
 from anyshape.base.errors import InputError, LimitError
 from anyshape.dist.cost.parallel import RECOMPUTE
 from anyshape.dist.cost.strategy import LayerPlan, Strategy
@@ -359,13 +360,14 @@ def _too_small(search: Search, solved: Sequence[_Family], tried: Sequence[Candid
         if other.verdict is not None and (least is None or other.verdict.memory < least[0]):
             least = other.verdict.memory, other.plan
     assert least is not None
+    needed = math.ceil(least[0])
     return LimitError(f"no strategy of {search.world} ranks keeps {search.workload.name} within "
-                      f"{search.memory / 1e9:.1f} GB a rank",
-                      where=f"memory_limit={search.memory / 2**30:.1f}GiB, steps of {search.shapes[-1].batch} x "
-                      f"{search.shapes[-1].length}",
-                      why=f"the one that takes least takes {least[0] / 1e9:.1f} GB: {least[1].strategies[-1].summary}",
-                      do=f"give at least {least[0] / 2**30:.1f}GiB, more ranks, or a smaller batch",
-                      least=int(least[0]))
+                      f"{bytes_text(search.memory)} a rank",
+                      where=f"steps of {search.shapes[-1].batch} x {search.shapes[-1].length}",
+                      why=f"the one that takes least takes {bytes_text(least[0])}: "
+                      f"{least[1].strategies[-1].summary}",
+                      do=f"set memory_limit to {needed} ({bytes_text(needed)}) or more, or take more ranks or a "
+                      "smaller batch", least=needed)
 
 
 def _smallest(one: Table, picked: Sequence[int]) -> float:

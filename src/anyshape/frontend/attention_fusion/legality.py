@@ -11,7 +11,7 @@ import math
 import torch
 
 from anyshape.frontend.attention_fusion.mask_analysis import adds_only_right, leaves_keys
-from anyshape.frontend.attention_fusion.operands import Attention, Change, MatchFailure
+from anyshape.frontend.attention_fusion.operands import AttentionMatch, MatchFailure, ScoreStep
 from anyshape.frontend.attention_fusion.patterns import changes_by_schema, in_place, traced
 from anyshape.torch_compat.versions import api
 
@@ -20,7 +20,7 @@ DEEP = -1e30  # one beside which a score is nothing, in float32 and in float64
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def check(found: Attention) -> None:
+def check(found: AttentionMatch) -> None:
     """Decides what rows need whose keys may all be masked; raises MatchFailure where the operator would not do the
     same."""
     _check_tensors(found)
@@ -28,7 +28,7 @@ def check(found: Attention) -> None:
     _masks(found)
 
 
-def _check_tensors(found: Attention) -> None:
+def _check_tensors(found: AttentionMatch) -> None:
     """Raises MatchFailure where dtypes, devices or gradients keep the operator from doing the same."""
     first, last = traced(found.nodes[0]), traced(found.nodes[-1])
     assert found.value is not None and first is not None and last is not None
@@ -61,7 +61,7 @@ def _check_tensors(found: Attention) -> None:
             raise MatchFailure("the mask is not of bools")
 
 
-def _check_writes(found: Attention) -> None:
+def _check_writes(found: AttentionMatch) -> None:
     """What the operator reads at the place of the second product is what the program read before."""
     assert found.value is not None
     read_early = [one.node for one in (found.query, found.key, found.value)] + [c.node for c in found.changes]
@@ -75,7 +75,7 @@ def _check_writes(found: Attention) -> None:
             raise MatchFailure("its operands are changed in place on the way")
 
 
-def _masks(found: Attention) -> None:
+def _masks(found: AttentionMatch) -> None:
     """Decides what rows need whose keys may all be masked.
 
     Hand-written, a row of -inf is NaN. Numbers that were added pass that on to the gradients of q, k and v; a fill
@@ -106,9 +106,9 @@ def _masks(found: Attention) -> None:
     found.stopped = bool(finite) and not filled and not adds and (training or not deep)
 
 
-def _fills(found: Attention) -> list[tuple[Change, float]]:
+def _fills(found: AttentionMatch) -> list[tuple[ScoreStep, float]]:
     """The fills, with what their numbers are at the softmax."""
-    fills: list[tuple[Change, float]] = []
+    fills: list[tuple[ScoreStep, float]] = []
     masked = False
     for change in found.changes:
         masked = masked or change.kind in ("add", "fill")

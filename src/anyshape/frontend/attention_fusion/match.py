@@ -24,14 +24,14 @@ from anyshape.base.config import Config
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.attention_fusion import legality, rewrite
 from anyshape.frontend.attention_fusion.operands import (
-    Attention,
-    Change,
+    AttentionMatch,
     MatchFailure,
     NoAttention,
+    ScoreStep,
     application,
     contraction,
 )
-from anyshape.frontend.attention_fusion.patterns import CHANGES, Step, in_place, number, read, traced
+from anyshape.frontend.attention_fusion.patterns import CHANGES, PatternStep, in_place, number, read, traced
 from anyshape.frontend.symbols.node_metadata import where_of
 from anyshape.passes.driver.pipeline import ATTENTION
 from anyshape.torch_compat import is_there
@@ -109,7 +109,7 @@ def _settle(gm: GraphModule) -> None:
             changed.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
 
 
-def _find(softmax: Node) -> Attention:
+def _find(softmax: Node) -> AttentionMatch:
     """The attention around a softmax.
 
     Raises:
@@ -140,7 +140,7 @@ def _find(softmax: Node) -> Attention:
 # ---- back from the softmax to the first product
 
 
-def _scores(node: Any) -> Attention:
+def _scores(node: Any) -> AttentionMatch:
     step = read(node)
     if step is None or traced(node) is None:
         raise NoAttention
@@ -154,22 +154,22 @@ def _scores(node: Any) -> Attention:
     return found
 
 
-def _product(node: Node, step: Step) -> Attention:
+def _product(node: Node, step: PatternStep) -> AttentionMatch:
     query, key = contraction(step)
-    return Attention([node], query, key)
+    return AttentionMatch([node], query, key)
 
 
-def _added_product(node: Node, step: Step) -> Attention:
+def _added_product(node: Node, step: PatternStep) -> AttentionMatch:
     bias, a, b, beta, alpha = step.operands
     beta, alpha = number(beta), number(alpha)
     if beta is None or alpha is None:
         raise MatchFailure("the factors of a sum with a product are not numbers")
-    found = _product(node, Step("product", (a, b)))
-    found.changes += [Change("times", alpha)] + ([Change("add", beta, bias)] if beta else [])
+    found = _product(node, PatternStep("product", (a, b)))
+    found.changes += [ScoreStep("times", alpha)] + ([ScoreStep("add", beta, bias)] if beta else [])
     return found
 
 
-def _path(node: Node, sides: tuple[Any, ...]) -> tuple[Attention, Any]:
+def _path(node: Node, sides: tuple[Any, ...]) -> tuple[AttentionMatch, Any]:
     """The side that comes from a product, and the other."""
     reasons = []
     for side, other in (sides, sides[::-1]):
@@ -186,65 +186,65 @@ def _path(node: Node, sides: tuple[Any, ...]) -> tuple[Attention, Any]:
     raise reasons[0] if reasons else NoAttention
 
 
-def _times(node: Node, step: Step) -> Attention:
+def _times(node: Node, step: PatternStep) -> AttentionMatch:
     found, other = _path(node, step.operands[:2])
     factor = number(other)
-    found.changes.append(Change("factor", node=other) if factor is None else Change("times", factor))
+    found.changes.append(ScoreStep("factor", node=other) if factor is None else ScoreStep("times", factor))
     return found
 
 
-def _over(node: Node, step: Step) -> Attention:
+def _over(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     divisor = number(step.operands[1])
     if step.operands[2] is not None or divisor == 0:
         raise MatchFailure("scores are divided and rounded, or divided by 0")
-    found.changes.append(Change("factor", node=step.operands[1], where_false=True) if divisor is None
-                         else Change("times", 1 / divisor))
+    found.changes.append(ScoreStep("factor", node=step.operands[1], where_false=True) if divisor is None
+                         else ScoreStep("times", 1 / divisor))
     return found
 
 
-def _plus(node: Node, step: Step) -> Attention:
+def _plus(node: Node, step: PatternStep) -> AttentionMatch:
     found, other = _path(node, step.operands[:2])
     alpha = number(step.operands[2])
     if alpha is None or (other is not step.operands[1] and alpha != 1):
         raise MatchFailure("the factor of a sum is not a number")
-    found.changes.append(Change("add", alpha, other))
+    found.changes.append(ScoreStep("add", alpha, other))
     return found
 
 
-def _minus(node: Node, step: Step) -> Attention:
+def _minus(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     alpha = number(step.operands[2])
     if alpha is None:
         raise MatchFailure("the factor of a difference is not a number")
-    found.changes.append(Change("add", -alpha, step.operands[1]))
+    found.changes.append(ScoreStep("add", -alpha, step.operands[1]))
     return found
 
 
-def _fill(node: Node, step: Step) -> Attention:
+def _fill(node: Node, step: PatternStep) -> AttentionMatch:
     found = _scores(step.operands[0])
     return _filled(found, step.operands[1], step.operands[2], where_false=False)
 
 
-def _where(node: Node, step: Step) -> Attention:
+def _where(node: Node, step: PatternStep) -> AttentionMatch:
     condition, a, b = step.operands
     found, other = _path(node, (a, b))
     return _filled(found, condition, other, where_false=other is b)
 
 
-def _filled(found: Attention, mask: Any, value: Any, where_false: bool) -> Attention:
+def _filled(found: AttentionMatch, mask: Any, value: Any, where_false: bool) -> AttentionMatch:
     fill = number(value)
     if fill is None:
         raise MatchFailure("masked scores get numbers that the program does not fix")
-    found.changes.append(Change("fill", fill, mask, where_false))
+    found.changes.append(ScoreStep("fill", fill, mask, where_false))
     return found
 
 
-def _same(node: Node, step: Step) -> Attention:
+def _same(node: Node, step: PatternStep) -> AttentionMatch:
     return _scores(step.operands[0])
 
 
-def _shape(node: Node, step: Step) -> Attention:
+def _shape(node: Node, step: PatternStep) -> AttentionMatch:
     """(b*h, t, s) to (b, h, t, s); nothing else."""
     found = _scores(step.operands[0])
     before, after = traced(step.operands[0]), traced(node)
@@ -255,11 +255,11 @@ def _shape(node: Node, step: Step) -> Attention:
     if before.dim() != 3 or after.dim() != 4 or not isinstance(given, (tuple, list)) or len(given) != 4 or not \
             _same_sizes(before.shape[1:], after.shape[2:]):
         raise MatchFailure("scores are reshaped in another way than by taking their first dim apart")
-    found.changes.append(Change("split", sizes=tuple(given[:2])))
+    found.changes.append(ScoreStep("split", sizes=tuple(given[:2])))
     return found
 
 
-_BACK: dict[str, Callable[[Node, Step], Attention]] = {
+_BACK: dict[str, Callable[[Node, PatternStep], AttentionMatch]] = {
     "product": _product, "einsum": _product, "added product": _added_product, "times": _times, "over": _over,
     "plus": _plus, "minus": _minus, "fill": _fill, "where": _where, "cast": _same, "same": _same, "shape": _shape}
 
@@ -267,7 +267,7 @@ _BACK: dict[str, Callable[[Node, Step], Attention]] = {
 # ---- on from the softmax to the second product
 
 
-def _weights(found: Attention, softmax: Node) -> None:
+def _weights(found: AttentionMatch, softmax: Node) -> None:
     """Follows the probabilities to the product with the values."""
     node = softmax
     while True:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from anyshape.frontend.attention_fusion.patterns import Step, traced
+from anyshape.frontend.attention_fusion.patterns import PatternStep, traced
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.sym.expr import Size, product
 from anyshape.sym.index_arithmetic import dense_strides
@@ -38,7 +38,7 @@ class Arranged:
 
 
 @dataclass(slots=True)
-class Change:
+class ScoreStep:
     """A step from the product to the softmax: kind is times, factor, add, fill or split.
 
     number: what scores are multiplied with (times, add: the addend too), or what a fill puts. node: the addend, the
@@ -53,13 +53,13 @@ class Change:
 
 
 @dataclass(slots=True)
-class Attention:
+class AttentionMatch:
     """What was found: nodes from the first product to the second, in order, and how they are made of q, k and v."""
 
     nodes: list[Node]
     query: Arranged
     key: Arranged
-    changes: list[Change] = field(default_factory=list)
+    changes: list[ScoreStep] = field(default_factory=list)
     value: Arranged | None = None
     order: tuple[int, ...] = ()  # of the result's dims among (leading dims, queries, head size)
     merged: bool = False  # leading dims that a split took apart were put together again
@@ -69,11 +69,11 @@ class Attention:
     stopped: bool = False  # rows that are filled everywhere: no gradient through scores
 
     @property
-    def split(self) -> Change | None:
+    def split(self) -> ScoreStep | None:
         return next((change for change in self.changes if change.kind == "split"), None)
 
 
-def contraction(step: Step) -> tuple[Arranged, Arranged]:
+def contraction(step: PatternStep) -> tuple[Arranged, Arranged]:
     """Queries and keys of the first product.
 
     Raises:
@@ -93,7 +93,7 @@ def contraction(step: Step) -> tuple[Arranged, Arranged]:
     return Arranged(a, tuple(range(rank))), Arranged(b, (*range(rank - 2), rank - 1, rank - 2))
 
 
-def application(step: Step, probabilities: Node) -> tuple[Arranged, tuple[int, ...]]:
+def application(step: PatternStep, probabilities: Node) -> tuple[Arranged, tuple[int, ...]]:
     """The values of the second product, and its result's dims among (leading dims, rows, head size).
 
     Raises:
@@ -118,7 +118,7 @@ def application(step: Step, probabilities: Node) -> tuple[Arranged, tuple[int, .
     return Arranged(b, tuple(range(rank))), tuple(range(rank))
 
 
-def _of_one_rank(step: Step) -> tuple[Node, Node, int]:
+def _of_one_rank(step: PatternStep) -> tuple[Node, Node, int]:
     a, b = step.operands[:2]
     one, other = traced(a), traced(b)
     if one is None or other is None or one.dim() != other.dim() or one.dim() < 2:
@@ -126,7 +126,7 @@ def _of_one_rank(step: Step) -> tuple[Node, Node, int]:
     return a, b, one.dim()
 
 
-def _letters(step: Step) -> tuple[Node, Node, list[str], list[str], list[str]]:
+def _letters(step: PatternStep) -> tuple[Node, Node, list[str], list[str], list[str]]:
     """Operands of an einsum of two, and the letters of both and of the result; "..." as letters of its own."""
     equation = step.operands[0]
     tensors = [traced(one) for one in step.operands[1:]]

@@ -28,7 +28,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PatternStep:
     """A call that was read: its kind, and its operands in the order of the row."""
 
     kind: str
@@ -87,7 +87,7 @@ IN_PLACE = frozenset((operator.imatmul, operator.imul, operator.itruediv, operat
 CHANGES = frozenset(("times", "over", "plus", "minus", "fill"))
 
 
-def read(node: Any) -> Step | None:
+def read(node: Any) -> PatternStep | None:
     """The call as a step; None when it is none of the table, or its arguments are not those of the row."""
     if not isinstance(node, Node) or node.op not in ("call_function", "call_method"):
         return None
@@ -95,12 +95,12 @@ def read(node: Any) -> Step | None:
         operands = node.args[1:]
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
             operands = tuple(operands[0])
-        return Step("einsum", (node.args[0], *operands))
+        return PatternStep("einsum", (node.args[0], *operands))
     form = FORMS.get(node.target)
     if form is None:
         return None
     if form.kind in ("cast", "same", "shape", "placed", "ones"):
-        return Step(form.kind, node.args) if node.args else None
+        return PatternStep(form.kind, node.args) if node.args else None
     known = dict(zip((name for name, _ in form.parameters), node.args, strict=False))
     if node.op == "call_method" and "self" in node.kwargs:
         return None
@@ -109,8 +109,8 @@ def read(node: Any) -> Step | None:
     if REQUIRED in operands or len(node.args) > len(form.parameters):
         return None
     if form.kind == "chosen":
-        return Step("where", (operands[1], operands[0], operands[2]))
-    return Step(form.kind, operands)
+        return PatternStep("where", (operands[1], operands[0], operands[2]))
+    return PatternStep(form.kind, operands)
 
 
 def in_place(node: Node) -> bool:

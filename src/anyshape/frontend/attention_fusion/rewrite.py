@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from anyshape.frontend.attention_fusion.operands import Attention, Change, Laid, MatchFailure, Writer
+from anyshape.frontend.attention_fusion.operands import AttentionMatch, Laid, MatchFailure, ScoreStep, Writer
 from anyshape.frontend.attention_fusion.patterns import traced
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.index_arithmetic import dense_strides
@@ -30,7 +30,7 @@ from anyshape.torch_compat.versions import api
 OPERATOR = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def replace(graph: Graph, found: Attention) -> None:
+def replace(graph: Graph, found: AttentionMatch) -> None:
     """Puts the operator in the place of the second product, and removes what nothing reads any more.
 
     Raises:
@@ -59,7 +59,7 @@ def replace(graph: Graph, found: Attention) -> None:
         graph.erase_node(node)
 
 
-def said(found: Attention) -> str:
+def said(found: AttentionMatch) -> str:
     """What was replaced, for `explain`."""
     kinds = [change.kind for change in found.changes]
     parts = [f"{kinds.count(kind)} {word if kinds.count(kind) == 1 else words}" for kind, word, words in (
@@ -73,7 +73,7 @@ def said(found: Attention) -> str:
 class _Replacement(Writer):
     """One attention that is written anew."""
 
-    def __init__(self, graph: Graph, found: Attention) -> None:
+    def __init__(self, graph: Graph, found: AttentionMatch) -> None:
         super().__init__(graph)
         self.found = found
         self.dtype: torch.dtype = found.nodes[0].meta["example_value"].dtype
@@ -141,7 +141,7 @@ class _Replacement(Writer):
         return Laid(self.method("transpose", x.node, -2, -1), (*x.shape[:-2], x.shape[-1], x.shape[-2]),
                     (*x.strides[:-2], x.strides[-1], x.strides[-2]))
 
-    def scaled(self, q: Laid, change: Change) -> Laid:
+    def scaled(self, q: Laid, change: ScoreStep) -> Laid:
         """Queries times a factor that is the same for all keys."""
         if change.where_false:
             function: Any = operator.truediv
@@ -198,7 +198,7 @@ class _Replacement(Writer):
 
     # ---- masks
 
-    def term(self, change: Change, shape: tuple[Size, ...], rank: int, node: Node | None = None) -> Laid:
+    def term(self, change: ScoreStep, shape: tuple[Size, ...], rank: int, node: Node | None = None) -> Laid:
         """A mask, with as many dims as the scores have in the end."""
         x = self.given(change.node)
         if node is not None:
@@ -213,7 +213,7 @@ class _Replacement(Writer):
         split = self.found.split
         return self.taken_apart(x, split.sizes, shape) if later and split is not None else x
 
-    def filled_places(self, change: Change) -> Node:
+    def filled_places(self, change: ScoreStep) -> Node:
         """The mask, true where scores are filled."""
         return self.method("logical_not", change.node) if change.where_false else change.node
 
@@ -253,7 +253,7 @@ class _Replacement(Writer):
                 raise MatchFailure("a mask makes its scores larger")
         return bias
 
-    def added(self, bias: Laid | None, change: Change, shape: tuple[Size, ...], rank: int) -> Laid:
+    def added(self, bias: Laid | None, change: ScoreStep, shape: tuple[Size, ...], rank: int) -> Laid:
         term = self.term(change, shape, rank)
         tensor = traced(change.node)
         assert tensor is not None

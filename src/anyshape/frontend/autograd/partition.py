@@ -42,14 +42,14 @@ class TapeLayout:
 
 
 @dataclass(slots=True)
-class Halves:
+class PartitionedGraphs:
     """The two graphs of one capture, as the partition left them; filled in by `partition_with_tape`."""
     forward: GraphModule | None = None
     backward: GraphModule | None = None
     layout: TapeLayout | None = None
 
 
-def partition_with_tape(joint: GraphModule, joint_inputs: Any, halves: Halves, *, num_fwd_outputs: int,
+def partition_with_tape(joint: GraphModule, joint_inputs: Any, halves: PartitionedGraphs, *, num_fwd_outputs: int,
                         **more: Any) -> tuple[GraphModule, GraphModule]:
     """The partition function for AOTAutograd; bind `halves` before handing it over.
 

@@ -19,7 +19,7 @@ import torch
 
 from anyshape.compiler.driver import rebuilt
 from anyshape.compiler.undefined_gradients import specialize_to_undefined
-from anyshape.frontend.autograd.partition import Halves
+from anyshape.frontend.autograd.partition import PartitionedGraphs
 from anyshape.frontend.programs.compile_program import NativeProgram, native
 from anyshape.frontend.programs.double_backward import DoubleBackward
 from anyshape.frontend.programs.session import Boxed, Compilation
@@ -44,7 +44,7 @@ class NoGradProgram:
 class AutogradProgram:
     """Receives the two programs of a graph of `count` flat inputs while AOTAutograd compiles them."""
 
-    def __init__(self, halves: Halves, compilation: Compilation, count: int) -> None:
+    def __init__(self, halves: PartitionedGraphs, compilation: Compilation, count: int) -> None:
         self.halves = halves
         self.compilation = compilation
         self.count = count

@@ -23,7 +23,7 @@ UNTAKEN = 8  # answers for other calls of the frame that may wait to be taken; w
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class TraceJob:
     """One frame that is being traced, or was.
 
     Args:
@@ -57,7 +57,7 @@ class Beside:
     def __init__(self, target: Any) -> None:
         self.target = target
         self.lock = threading.Lock()
-        self.jobs: list[Job] = []
+        self.jobs: list[TraceJob] = []
         self.dropped: dict[Any, int] = {}
 
     def answer(self, frame: Any, trace: Callable[[Any], Any]) -> Any:
@@ -92,7 +92,7 @@ class Beside:
         return trace(frame) if waits else None
 
     def _start(self, frame: Any, trace: Callable[[Any], Any]) -> None:
-        job = Job(frame.f_code, background_trace.frame_to_keep(frame), self._state())
+        job = TraceJob(frame.f_code, background_trace.frame_to_keep(frame), self._state())
 
         def work() -> None:
             try:

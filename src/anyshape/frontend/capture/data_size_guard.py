@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from anyshape.frontend.capture.meta_kernels import rules
-from anyshape.frontend.capture.small_size_guard import SMALL, TAKES_ANY, Compare, Differs, PredictedShapes, Sizes
+from anyshape.frontend.capture.small_size_guard import SMALL, TAKES_ANY, Compare, Differs, PredictedShapes, TracedSizes
 from anyshape.frontend.programs.split_program import ASSERTS
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings, shape_propagation
@@ -105,7 +105,7 @@ class DataSizeGuard:
         if predicted.switches or not shape_propagation.can_run():
             self.answers.update(dict.fromkeys(keys.values(), "it cannot be run on shapes alone"))
             return
-        sizes = Sizes({self.symbols[name]: number for name, number in numbers.items() if name in self.symbols})
+        sizes = TracedSizes({self.symbols[name]: number for name, number in numbers.items() if name in self.symbols})
         with shape_propagation.shapes_only(rules(), sizes.number, predicted.plain) as shapes:
             comparison = _CompareEach(predicted.gm, sizes, shapes, False, self.groups)
             try:
@@ -174,7 +174,7 @@ class _CompareEach(Compare):
     failed: group -> what differs; "" for nodes of none.
     """
 
-    def __init__(self, gm: GraphModule, sizes: Sizes, shapes: shape_propagation.Shapes, strides: bool,
+    def __init__(self, gm: GraphModule, sizes: TracedSizes, shapes: shape_propagation.Shapes, strides: bool,
                  groups: Mapping[str, str]) -> None:
         super().__init__(gm, sizes, shapes, strides)
         self.groups = groups

@@ -19,7 +19,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsuppo
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.attention_fusion.match import attention
 from anyshape.frontend.autograd.custom_derivatives import derivatives
-from anyshape.frontend.autograd.partition import Halves, partition_with_tape
+from anyshape.frontend.autograd.partition import PartitionedGraphs, partition_with_tape
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.capture.caught_errors import LEFT, caught
 from anyshape.frontend.capture.copied_parts import check_copied_parts
@@ -106,7 +106,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[
     if compilation.step is not None:
         warn_of_inputs(gm)
         gm = detached(gm)
-    halves = Halves()
+    halves = PartitionedGraphs()
     pair = AutogradProgram(halves, compilation, len(example_inputs))
     inference = _Inference(compilation, number, halves)
     wrapped = api.aot_compile(
@@ -183,7 +183,7 @@ def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> Graph
 class _Inference:
     """Compiles an inference graph, and keeps the program where AOTAutograd's wrapper would add nothing to it."""
 
-    def __init__(self, compilation: Compilation, number: int, halves: Halves) -> None:
+    def __init__(self, compilation: Compilation, number: int, halves: PartitionedGraphs) -> None:
         self.compile = functools.partial(_compile_half, compilation, number, halves, "inference")
         self.whole_step = functools.partial(_traced_step, compilation, number)
         self.inputs = -1
@@ -239,7 +239,7 @@ def _compile_backward(compilation: Compilation, number: int, pair: AutogradProgr
     return pair.backward
 
 
-def _compile_half(compilation: Compilation, number: int, halves: Halves, role: Role, gm: GraphModule,
+def _compile_half(compilation: Compilation, number: int, halves: PartitionedGraphs, role: Role, gm: GraphModule,
                   example_inputs: Sequence[Any], wrapped: bool = False) -> Boxed:
     request = ProgramRequest(
         gm=gm, role=role, name=f"{number}.{role}", config=compilation.config, compilation=compilation,

@@ -22,7 +22,7 @@ from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred, small_s
 from anyshape.frontend.capture.meta_kernels import tracing_settings
 from anyshape.frontend.capture.small_size_guard import PartCoverage
 from anyshape.frontend.messages.recompile_reasons import UNCOVERED, counters, fixed_at, miss_words, singled_out, varying
-from anyshape.frontend.programs.eager_fallback import NO_OTHER, UNKNOWN, Call, Underway, refuse
+from anyshape.frontend.programs.eager_fallback import NO_OTHER, UNKNOWN, DynamoCall, Underway, refuse
 from anyshape.frontend.programs.session import Compilation, NotCovered
 from anyshape.frontend.recurrent.scans import UnknownScan
 from anyshape.runtime.context.process_context import context_underway
@@ -61,7 +61,7 @@ class MadeMeanwhile(Exception):
     """While a thread waited for its turn to trace, another one has made a program, which may serve its call."""
 
 
-class WarmStart(Protocol):
+class ProgramStore(Protocol):
     """Programs in the disk cache: frontend/warm_start/warm_cache.py."""
 
     made: Callable[..., Any] | None
@@ -101,7 +101,8 @@ class Tracing:
     """
 
     def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
-                 deferral: Deferral, beside: Beside | None, underway: Underway, warm: WarmStart | None = None) -> None:
+                 deferral: Deferral, beside: Beside | None, underway: Underway,
+                 warm: ProgramStore | None = None) -> None:
         self.compilation = compilation
         self.inner = inner
         self.oblivious = oblivious
@@ -145,7 +146,7 @@ class Tracing:
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
             MadeMeanwhile: another thread has made a program; nothing of the user's program has run.
         """
-        call = self.underway.call or Call()
+        call = self.underway.call or DynamoCall()
         code = frame.f_code
         if code in self.left:
             return self.left[code]
@@ -194,7 +195,7 @@ class Tracing:
             self._noted(code, answer, bool(tensors), call)
         return self._kept(code, answer)
 
-    def _looks_again(self, call: Call) -> bool:
+    def _looks_again(self, call: DynamoCall) -> bool:
         """Whether Dynamo may have a program by now that it did not find for this call: another thread has made one, or
         hands one to it, or had it move the programs that it was looking through."""
         if len(self.codes) > call.seen:
@@ -204,7 +205,7 @@ class Tracing:
         call.looks += 1
         return True
 
-    def _noted(self, code: Any, answer: Any, has_tensors: bool, call: Call) -> None:
+    def _noted(self, code: Any, answer: Any, has_tensors: bool, call: DynamoCall) -> None:
         """Counts a frame with the call: it has a program, or runs as PyTorch."""
         if api.made_program(answer):
             self.codes.append(code)
@@ -244,7 +245,7 @@ class Tracing:
         """Whether several programs are all that there is to compile."""
         return bool(self.sharded) and not self.skipped
 
-    def _place(self, code: Any, call: Call) -> str:
+    def _place(self, code: Any, call: DynamoCall) -> str:
         """Why a frame is a part of what the user has called: another came before it; empty where it is all of it."""
         if code not in self.pieces and not self.sharded and (call.frames or eager_frames.is_resumed(code)):
             self.pieces[code] = self.said()
@@ -254,7 +255,7 @@ class Tracing:
         """Why this way of tracing leaves something to PyTorch, as far as it is known."""
         return next(reversed(self.skipped.values()), "") or self.forced or PARTS
 
-    def _skips(self, code: Any, call: Call) -> None:
+    def _skips(self, code: Any, call: DynamoCall) -> None:
         """Dynamo makes no program of a frame with tensors: it runs as PyTorch.
 
         Raises:
@@ -265,7 +266,7 @@ class Tracing:
         self.skipped[code] = reason
         call.reason = call.reason or reason
 
-    def _leaves(self, code: Any, reason: str, where: str, call: Call) -> None:
+    def _leaves(self, code: Any, reason: str, where: str, call: DynamoCall) -> None:
         """A frame was captured, and left to PyTorch (frontend/capture/caught_errors.py).
 
         Raises:
@@ -280,7 +281,7 @@ class Tracing:
         self.skipped[code] = f"{reason} ({where})"
         call.reason = call.reason or self.skipped[code]
 
-    def _later(self, pattern: Any, reason: str, call: Call) -> Any:
+    def _later(self, pattern: Any, reason: str, call: DynamoCall) -> Any:
         if self.oblivious or self.compilation.config.fullgraph:  # one frame is all there is
             raise Deferred(pattern, reason)
         if pattern is not None:
@@ -288,7 +289,7 @@ class Tracing:
         call.reason, call.chosen = call.reason or reason, True
         return api.plain_frame()  # frames before this one may have run
 
-    def _nested(self, call: Call) -> Any:
+    def _nested(self, call: DynamoCall) -> Any:
         """For a frame with a nested tensor: the ordinary way comes next, and there it runs as plain PyTorch."""
         if self.oblivious and not self.compilation.config.fullgraph:
             raise NotCovered(NESTED)
@@ -296,7 +297,7 @@ class Tracing:
         call.reason = call.reason or NESTED
         return api.plain_frame()
 
-    def _refused(self, code: Any, error: Exception, call: Call) -> Any:
+    def _refused(self, code: Any, error: Exception, call: DynamoCall) -> Any:
         """After a trace that failed: the ordinary way comes next, or, after that, plain PyTorch, this one time. (Eager
         PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
         ours = isinstance(getattr(error, "inner_exception", None), AnyShapeError)

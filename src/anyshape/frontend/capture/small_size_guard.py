@@ -352,7 +352,7 @@ class PredictedShapes:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
         if not shape_propagation.can_run():
             return "this version of torch cannot run a program on shapes alone"
-        sizes = Sizes(symbols)
+        sizes = TracedSizes(symbols)
         with shape_propagation.shapes_only(rules(), sizes.number, self.plain) as shapes:
             comparison = Compare(self.gm, sizes, shapes, strides)
             try:
@@ -436,7 +436,7 @@ class Differs(Exception):
     """A shape is not the predicted one."""
 
 
-class Sizes:
+class TracedSizes:
     """The numbers of traced sizes at given values of the symbols."""
 
     def __init__(self, symbols: dict[Any, int]) -> None:
@@ -458,7 +458,7 @@ class Sizes:
 class Compare:
     """Runs a captured graph on shapes and compares each with the prediction."""
 
-    def __init__(self, gm: GraphModule, sizes: Sizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
+    def __init__(self, gm: GraphModule, sizes: TracedSizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
         self.gm = gm
         self.sizes = sizes
         self.shapes = shapes

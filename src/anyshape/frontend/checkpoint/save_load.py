@@ -355,7 +355,7 @@ def consistently(saver: Saver, load: Callable[[], T]) -> T:
 
 
 def consolidate(checkpoint: Path, path: Path, rest: Path | None) -> None:
-    """See `anyshape.consolidate`."""
+    """Writes a checkpoint as one safetensors file; arguments and errors are those of `anyshape.consolidate`."""
     with needed_by("anyshape.consolidate"):
         from safetensors.torch import save
     found = newest(checkpoint, False)

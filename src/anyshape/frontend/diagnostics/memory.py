@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyshape.base.errors import InputError, LimitError
+from anyshape.base.units import bytes_text
 from anyshape.compiler.link import has_own_sizes
 from anyshape.frontend.diagnostics.explain import (
     given_values,
@@ -20,10 +21,10 @@ from anyshape.frontend.diagnostics.explain_data import AliveNote, Choice, Memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote, limit_text
 from anyshape.frontend.programs.compile_program import NativeProgram, backward_name
 from anyshape.frontend.programs.session import Compilation
-from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget, decimal_text
+from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.inspect.memory_timeline import Timeline, away, scratch, state, timeline, work_again
+from anyshape.runtime.inspect.memory_timeline import MemoryTimeline, away, scratch, state, timeline, work_again
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.sym.expr import evaluate
@@ -53,7 +54,7 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
         if isinstance(called.limit.program.limit, MemoryBudget):
             bytes_, total = called.limit.bytes, called.limit.total
             says.append((program.name, limit_text(
-                decimal_text(bytes_) if bytes_ <= total else f"{decimal_text(total)} of the whole process", curve)))
+                bytes_text(bytes_) if bytes_ <= total else f"{bytes_text(total)} of the whole process", curve)))
     return MemoryNote(tuple((one.name, one.arena, one.saved, one.outputs) for one in programs),
                       tuple(sorted(values.items())), tuple(one.placed for one in programs), tuple(says), tuple(curves))
 
@@ -96,7 +97,7 @@ class CalledProgram:
     parts: tuple[str, ...]
     names: Mapping[str, str]
     limit: MemoryBudget
-    line: Timeline
+    line: MemoryTimeline
     positions: tuple[Position, ...]
 
     @property

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anyshape.base.units import bytes_text
 from anyshape.frontend.diagnostics.explain_data import AliveNote, MemoryCurve, WayBack
-from anyshape.frontend.messages.size_text import arena_text, bytes_text, number, said
-from anyshape.runtime.budget.memory_budget import decimal_text
+from anyshape.frontend.messages.size_text import arena_text, number, said
 from anyshape.sym.expr import Size, symbols_of
 
 WIDTH, HEIGHT = 72, 12  # of a plot, in characters
@@ -28,7 +28,8 @@ SEEN = 1.3  # times the peak: a limit above is not drawn
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The signs of a plot. chosen: from nearly empty to full; kept, limit, border: see the head of this file."""
+    """The signs of a plot. chosen: from nearly empty to full; kept: what is alive with everything kept; limit: its
+    line; border: where the backward begins."""
 
     chosen: str
     kept: str
@@ -118,33 +119,33 @@ def lines(note: MemoryNote, marks: Marks) -> list[str]:
 
 def limit_text(limit: str, curve: MemoryCurve) -> str:
     """What a call does to stay within a limit, which is given in words."""
-    whole, choice = decimal_text(curve.needed), curve.choice
+    whole, choice = bytes_text(curve.needed), curve.choice
     if curve.refused:
         return f"limit {limit}: too low for {whole}; {curve.refused}"
     if choice is None:
         return f"limit {limit}: {whole} are needed, everything is kept"
-    moved = f", {choice.moved} moved out ({decimal_text(choice.away)})" if choice.moved else ""
-    return (f"limit {limit}: {whole} with everything kept, {decimal_text(curve.needs)} with {choice.dropped} of "
+    moved = f", {choice.moved} moved out ({bytes_text(choice.away)})" if choice.moved else ""
+    return (f"limit {limit}: {whole} with everything kept, {bytes_text(curve.needs)} with {choice.dropped} of "
             f"{choice.saved} saved values computed again{moved}, some {curve.seconds * 1e3:.1f} ms of work")
 
 
 def _curve(curve: MemoryCurve, marks: Marks) -> list[str]:
     chosen, kept = max(curve.chosen), max(curve.kept)
     found = [f"bytes alive, step by step: {curve.name}", *plot(curve, marks)]
-    found.append(f"{marks.chosen[-1]} alive: {decimal_text(chosen)} at the peak ({decimal_text(curve.needs)} with the "
+    found.append(f"{marks.chosen[-1]} alive: {bytes_text(chosen)} at the peak ({bytes_text(curve.needs)} with the "
                  f"layout), in {curve.step}")
     if curve.chosen != curve.kept:
-        found.append(f"{marks.kept} with everything kept: {decimal_text(kept)} at the peak ("
-                     f"{decimal_text(curve.needed)} with the layout)")
+        found.append(f"{marks.kept} with everything kept: {bytes_text(kept)} at the peak ("
+                     f"{bytes_text(curve.needed)} with the layout)")
     if curve.limit:
-        found.append(f"{marks.limit} limit: {decimal_text(curve.limit)}"
+        found.append(f"{marks.limit} limit: {bytes_text(curve.limit)}"
                      + (f"; no choice stays within it, this is the lowest: {curve.refused}" if curve.refused else ""))
     if curve.alive:
         found += _listed("alive at the peak", curve.alive, [one.kind for one in curve.alive])
     for way in ("computed again", "moved out"):
         some = [one for one in curve.back if one.way == way]
         if some:
-            total = decimal_text(sum(one.bytes for one in some))
+            total = bytes_text(sum(one.bytes for one in some))
             seconds = _time(sum(one.seconds for one in some))
             costs = f"about {seconds} of work" if way == "computed again" else f"{seconds} of copying beside the steps"
             found += _listed(f"{way}: {len(some)} of the saved values, {total}, {costs}", some,
@@ -166,7 +167,7 @@ def plot(curve: MemoryCurve, marks: Marks) -> list[str]:
     level = min(int(limit / top * HEIGHT), HEIGHT - 1) if limit else -1
     rows = []
     for row in reversed(range(HEIGHT)):
-        label = decimal_text(top) if row == HEIGHT - 1 else decimal_text(limit) if row == level else ""
+        label = bytes_text(top) if row == HEIGHT - 1 else bytes_text(limit) if row == level else ""
         cells = [_cell(high / top * HEIGHT - row, low / top * HEIGHT - row, marks)
                  for high, low in zip(kept, chosen, strict=True)]
         if row == level:
@@ -196,10 +197,10 @@ def _listed(title: str, values: Sequence[AliveNote | WayBack], notes: Sequence[s
     names, widest = max(len(one.name) for one in shown), max(map(len, notes[:MOST]))
     for one, note in zip(shown, notes, strict=False):
         where = one.where if len(one.where) <= LINE else one.where[:LINE - 3] + "..."
-        found.append(f"  {decimal_text(one.bytes):>{LEFT}}  {one.name:<{names}}  {note:<{widest}}  {where}".rstrip())
+        found.append(f"  {bytes_text(one.bytes):>{LEFT}}  {one.name:<{names}}  {note:<{widest}}  {where}".rstrip())
     rest = values[MOST:]
     if rest:
-        found.append(f"  {decimal_text(sum(one.bytes for one in rest)):>{LEFT}}  in {len(rest)} more")
+        found.append(f"  {bytes_text(sum(one.bytes for one in rest)):>{LEFT}}  in {len(rest)} more")
     return found
 
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from anyshape.backend.interface import Target
 from anyshape.frontend.aten.table import Translator
-from anyshape.frontend.symbols.node_metadata import Trace, devices_of
+from anyshape.frontend.symbols.node_metadata import NodeMetadata, devices_of
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import UNUSED, Operand, Value
@@ -67,7 +67,7 @@ class Inputs:
         self.t.device = next(iter(devices_of(gm)), "cpu")
         self.notes = Notes()
         self.env: dict[Node, Any] = {}
-        self.trace = Trace(sizes)
+        self.trace = NodeMetadata(sizes)
         self.restored: dict[int, Value] = {}
         self.saved: tuple[Operand, ...] = ()
         self.writes: dict[Value, Value] = {}

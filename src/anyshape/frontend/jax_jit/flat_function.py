@@ -83,7 +83,8 @@ def _array(leaf: Any, dtype: Any) -> Any:
 
 
 class FlatFunction:
-    """See the head of this file. Its arguments have the same dtypes and numbers of dims in every call.
+    """A function of arrays in a line and its programs, for all sizes. Its arguments have the same dtypes and numbers of
+    dims in every call.
 
     Args:
         function: arrays -> a tuple of arrays, as JAX traces it.

@@ -180,7 +180,7 @@ class JitFunction:
 
 def jit_function(function: Any, static_argnums: int | Iterable[int] | None, static_argnames: str | Iterable[str] | None,
                  shapes: Any, constraints: Sequence[str], config: Config) -> JitFunction:
-    """See `anyshape.jax.jit`."""
+    """A function of JAX compiled for all sizes; arguments, result and errors are those of `anyshape.jax.jit`."""
     if not callable(function):
         raise ConfigError(f"anyshape.jax.jit was given a {type(function).__name__}", where="its first argument",
                           why="it takes a function of JAX", do="pass the function, not what it returns")

@@ -1,8 +1,9 @@
-"""How sizes and numbers of bytes are said to people."""
+"""How formulas of bytes are said to people."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from anyshape.base.units import bytes_text
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 LONGEST = 200  # characters of a formula that is shown
@@ -36,13 +37,3 @@ def arena_text(formula: Size, placed: int | None, values: Sizes, likely: Sizes =
     less = placed is not None and placed != number(formula, dict(values))
     return said(formula, values, likely) + (f" at most, {bytes_text(placed)} here" if less and placed is not None
                                             else "")
-
-
-def bytes_text(count: int) -> str:
-    """A number of bytes with a unit of 1024."""
-    value = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1024 or unit == "GB":
-            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError

@@ -18,7 +18,7 @@ from anyshape.frontend.programs.differential_check import CheckedProgram
 from anyshape.frontend.programs.graph_device import target_for
 from anyshape.frontend.programs.graph_partition import is_in_parts, known_number, split_program
 from anyshape.frontend.programs.plain_program import DeviceFallback
-from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
+from anyshape.frontend.programs.session import Boxed, Compilation, PreparedBackward, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
 from anyshape.ir.ir_dumps import check_edit
@@ -135,7 +135,7 @@ def backward_name(name: str) -> str:
     return name.replace("forward", "backward")
 
 
-def _backward_of(request: ProgramRequest) -> Prepared | None:
+def _backward_of(request: ProgramRequest) -> PreparedBackward | None:
     """The backward of a forward, translated when it is first asked for; None of other requests."""
     if request.role != "forward" or request.partner is None:
         return None
@@ -146,17 +146,17 @@ def _backward_of(request: ProgramRequest) -> Prepared | None:
     return found
 
 
-def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
+def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> PreparedBackward:
     """A backward in our IR, which reads the tape of a forward that has no plan yet."""
     try:
         graph, notes = to_graph(gm, name.replace(".", "_"), target_for(gm, request.config))
     except Unsupported as error:  # it will be compiled in parts, or not at all
-        return Prepared(gm, refused=f"nothing is computed again: {error.what}")
+        return PreparedBackward(gm, refused=f"nothing is computed again: {error.what}")
     backward = BackwardGraph(graph, notes.renamed, _needed(graph, notes, None), len(notes.constants), request.wrapped)
-    return Prepared(gm, (backward, notes))
+    return PreparedBackward(gm, (backward, notes))
 
 
-def prepared_of(request: ProgramRequest) -> Prepared | None:
+def prepared_of(request: ProgramRequest) -> PreparedBackward | None:
     """What there is of a backward since its forward was compiled; None where it was another graph."""
     if request.role != "backward":
         return None
@@ -164,7 +164,7 @@ def prepared_of(request: ProgramRequest) -> Prepared | None:
     return found if found is not None and found.form is not None and is_copy(found.gm, request.gm) else None
 
 
-def _needed(graph: Graph, notes: Notes, backward: Prepared | None) -> tuple[Size, ...]:
+def _needed(graph: Graph, notes: Notes, backward: PreparedBackward | None) -> tuple[Size, ...]:
     """Sizes that must be at least 0, beside those of the graph itself: differences of sizes that the trace takes as
     equal, and what the backward of this forward needs. A call that does not fit must be refused before it runs."""
     sizes = list(_differences(notes))

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from anyshape.base.errors import AnyShapeError, Unsupported
-from anyshape.frontend.autograd.partition import Halves, written_inputs
+from anyshape.frontend.autograd.partition import PartitionedGraphs, written_inputs
 from anyshape.frontend.programs.eager_fallback import note, refuse
 from anyshape.frontend.programs.session import Compilation
 from anyshape.torch_compat.dynamo import internals
@@ -68,7 +68,7 @@ class DoubleBackward:
         as_given: the outputs of the function of autograd are the graph's.
     """
 
-    def __init__(self, gm: GraphModule, halves: Halves, as_given: bool, compilation: Compilation) -> None:
+    def __init__(self, gm: GraphModule, halves: PartitionedGraphs, as_given: bool, compilation: Compilation) -> None:
         self.compilation = compilation
         graph, held = _bare(gm)
         self.make: Callable[[], GraphModule] = functools.partial(GraphModule, held, graph)

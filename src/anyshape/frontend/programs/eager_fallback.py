@@ -33,7 +33,7 @@ class FallbackWarning(UserWarning):
 
 
 @dataclass(slots=True)
-class Call:
+class DynamoCall:
     """What happens in one call that goes through Dynamo.
 
     Attributes:
@@ -59,7 +59,7 @@ class Call:
 class Underway(threading.local):
     """The call that is going on in each thread; None between calls."""
 
-    call: Call | None = None
+    call: DynamoCall | None = None
 
 
 def counted(program: Callable[..., Any], underway: Underway, piece: str) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from anyshape.frontend.programs.shared_parts import SharedParts
 from anyshape.frontend.programs.split_program import (
     ASSERTS,
     FOUND,
-    Part,
+    GraphPart,
     SplitProgram,
     Step,
     decides_by_data,
@@ -67,16 +67,17 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
     while len(outside) <= MOST:
         steps = list(_steps(request.gm, {**outside, **dict.fromkeys(own, OWN)}, groups))
         try:
-            forms = [translate(step.gm, _name(request, k)) for k, step in enumerate(steps) if isinstance(step, Part)]
+            forms = [translate(step.gm, _name(request, k)) for k, step in enumerate(steps)
+                     if isinstance(step, GraphPart)]
         except UnsupportedNode as error:
-            part = next(step for step in steps if isinstance(step, Part) and error.node in step.gm.graph.nodes)
+            part = next(step for step in steps if isinstance(step, GraphPart) and error.node in step.gm.graph.nodes)
             found = _left_out(error.node, part)
             if not set(found) - outside.keys():
                 raise
             outside.update(dict.fromkeys(found, error.what))
             continue
         shared = SharedParts(build)
-        numbers = [k for k, step in enumerate(steps) if isinstance(step, Part)]
+        numbers = [k for k, step in enumerate(steps) if isinstance(step, GraphPart)]
         for number, form in zip(numbers, forms, strict=True):
             part = steps[number]
             part.program = shared.program(form, _name(request, number), part.gm)
@@ -132,7 +133,7 @@ def _name(request: ProgramRequest, number: int) -> str:
     return f"{request.name}.step{number}"
 
 
-def _left_out(node: Node, part: Part) -> list[Node]:
+def _left_out(node: Node, part: GraphPart) -> list[Node]:
     """What must be left to PyTorch when `node` of a part is refused: itself, or what reads it where it is an input."""
     if node.op == "placeholder" or node.target is known_number:
         return [part.origin[user] for user in node.users if user in part.origin]
@@ -149,7 +150,7 @@ def _steps(gm: GraphModule, outside: dict[Node, str], groups: dict[Node, str]) -
     alone: set[Node] = set()
     pending = Grouping()
 
-    def closed(parts: list[list[Node]]) -> Iterator[Part]:
+    def closed(parts: list[list[Node]]) -> Iterator[GraphPart]:
         for nodes in parts:
             yield _part(gm, nodes, symbols)
 
@@ -184,7 +185,7 @@ def known_number() -> None:
     """Stands in a part for a number that the trace knows by its formula; never called."""
 
 
-def _part(gm: GraphModule, nodes: list[Node], symbols: dict[str, Node]) -> Part:
+def _part(gm: GraphModule, nodes: list[Node], symbols: dict[str, Node]) -> GraphPart:
     inside = set(nodes)
     outputs = [node for node in nodes if any(user not in inside for user in node.users)
                or node.target is torch.ops.aten.copy_.default]
@@ -209,7 +210,7 @@ def _part(gm: GraphModule, nodes: list[Node], symbols: dict[str, Node]) -> Part:
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return Part(nodes, GraphModule(gm, graph), inputs, outputs, {copy: node for node, copy in copies.items()})
+    return GraphPart(nodes, GraphModule(gm, graph), inputs, outputs, {copy: node for node, copy in copies.items()})
 
 
 def _is_formula(node: Node) -> bool:

@@ -105,7 +105,7 @@ class DataSizes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBackward:
     """The backward of a forward that is compiled, before torch asks for it.
 
     Args:
@@ -178,7 +178,7 @@ class Compilation:
     data_sizes: dict[str, DataSizes] = field(default_factory=dict)
     eager: dict[str, int] = field(default_factory=dict)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
-    prepared: dict[str, Prepared] = field(default_factory=dict)
+    prepared: dict[str, PreparedBackward] = field(default_factory=dict)
     held: LiveTapes = field(default_factory=LiveTapes)
     step: Any = None
     graphs: int = 0

@@ -39,7 +39,7 @@ MERGE = "anyshape_route.merge_rows.default"
 
 
 @dataclass(eq=False)
-class Part:
+class GraphPart:
     """Nodes that are compiled together.
 
     gm: the nodes as a graph of its own. inputs, outputs: nodes of the whole graph. origin: node of gm -> of the whole.
@@ -53,7 +53,7 @@ class Part:
     program: Boxed | None = field(default=None)
 
 
-Step = Union[Part, Node]
+Step = Union[GraphPart, Node]
 
 
 # ---- what nodes say
@@ -178,7 +178,7 @@ class _RunPart:
 
     __slots__ = ("inputs", "load", "outputs", "program", "shapes")
 
-    def __init__(self, part: Part, slots: dict[Node, int], symbols: Mapping[str, Node]) -> None:
+    def __init__(self, part: GraphPart, slots: dict[Node, int], symbols: Mapping[str, Node]) -> None:
         assert part.program is not None
         self.program = part.program
         self.inputs = [slots[node] for node in part.inputs]
@@ -203,7 +203,7 @@ class _RunPart:
             values[slot] = value
 
 
-def _load_of(part: Part) -> str:
+def _load_of(part: GraphPart) -> str:
     """The symbol that is dim 0 of all that a part without effects gives, whose other sizes are numbers; or empty."""
     loads = set()
     for node in part.outputs:
@@ -356,7 +356,7 @@ class SplitProgram:
         branch: dict[Node, tuple[Node, int]] = {}
         runs: list[tuple[Run, Step, list[Node]]] = []
         for step in self.steps:
-            if isinstance(step, Part):
+            if isinstance(step, GraphPart):
                 runs.append((_RunPart(step, slots, symbols), step, [*step.inputs, *step.outputs]))
                 continue
             known = all(name in self.symbols for name in self.small.get(step, ((), ()))[0])
@@ -438,7 +438,7 @@ class SplitProgram:
         step = self.runs[place][2]
         if isinstance(error, NotCovered):
             return error
-        if isinstance(step, Part):
+        if isinstance(step, GraphPart):
             return self._refusal(error.why) if isinstance(error, InputError) else error
         if str(step.target) not in ASSERTS:
             return error
@@ -449,7 +449,7 @@ class SplitProgram:
         """What the user's own assertion says, of those that begin with one that does not hold: the tracer puts its form
         of a condition before that of the user. None: no such one fails."""
         for run, _, step, _ in self.runs[place:]:
-            if isinstance(step, Part) or not (str(step.target) in ASSERTS or is_number(step.meta.get("val"))):
+            if isinstance(step, GraphPart) or not (str(step.target) in ASSERTS or is_number(step.meta.get("val"))):
                 break
             try:
                 run(values)
@@ -559,7 +559,7 @@ def _needed(steps: list[Step], returned: list[Node], symbols: Mapping[str, Node]
     read = {*returned, *(node for name, node in symbols.items() if api.is_unbacked(name))}
     kept: list[Step] = []
     for step in reversed(steps):
-        if isinstance(step, Part):
+        if isinstance(step, GraphPart):
             read.update(step.inputs)
         elif str(step.target) in ASSERTS and _always(step, sizes):
             continue

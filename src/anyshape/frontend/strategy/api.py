@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import write_atomically
+from anyshape.base.units import bytes_of
 from anyshape.dist.cost.machine import Machine, machine_of
 from anyshape.dist.cost.strategy import Strategy
 from anyshape.dist.search.explain import text
@@ -116,14 +116,13 @@ def _write(path: Path, content: str) -> None:
 def strategy(model: torch.nn.Module, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any = "auto", world: int,
              machine: str | Machine = "h100", memory_limit: str | int = 0,
              lengths: Sequence[int] | Mapping[int, float] | None = None, dtype: str = "") -> StrategySearch:
-    """See `anyshape.strategy`."""
+    """Searches a strategy for a train step; arguments, result and errors are those of `anyshape.strategy`."""
     where = machine_of(machine) if isinstance(machine, str) else machine
     if not isinstance(world, int) or isinstance(world, bool) or world < 1:
         raise InputError(f"world={world!r} is no number of ranks", why="it is a whole number, at least 1",
                          do="give the number of devices, for example world=128")
     sequences, positions = sizes_of(batch)
-    given = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit)
-    memory = float(given) or where.chip.memory
+    memory = float(bytes_of("memory_limit", memory_limit)) or where.chip.memory
     shapes = shapes_of(lengths, sequences) if lengths is not None else (Shape(positions, 1.0, sequences),)
     kind = dtype or ("f32" if where.chip.name == "cpu" else "bf16")
     if kind not in dict(where.chip.peaks):

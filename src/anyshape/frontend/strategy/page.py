@@ -8,7 +8,8 @@ import html
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
-from anyshape.dist.search.explain import number, rows
+from anyshape.base.units import bytes_text
+from anyshape.dist.search.explain import rows
 from anyshape.dist.search.problem import Search
 from anyshape.dist.search.solver import Found
 from anyshape.dist.simulate.events import Timeline
@@ -26,25 +27,25 @@ def page(search: Search, found: Found) -> str:
     title = f"{search.workload.name} on {search.world} ranks of {search.machine}"
     style = files("anyshape.frontend.diagnostics.report").joinpath("page.css").read_text("utf-8")
     head = f"step {verdict.seconds * 1e3:.4g} ms simulated; no strategy is below {found.bound * 1e3:.4g} ms (gap " \
-           f"{found.gap:.1%}); {number(verdict.memory)} a rank of {number(search.memory)}"
+           f"{found.gap:.1%}); {bytes_text(verdict.memory)} a rank of {bytes_text(search.memory)}"
     parts = [_table("Classes of shapes", ("length", "steps", "strategy", "step", "exposed", "a rank"), (
         (str(shape.length), f"{shape.weight:.0%}", strategy.summary, f"{report.seconds * 1e3:.4g} ms",
-         f"{report.exposed * 1e3:.3g} of {report.sending * 1e3:.4g} ms", number(max(report.memory)))
+         f"{report.exposed * 1e3:.3g} of {report.sending * 1e3:.4g} ms", bytes_text(max(report.memory)))
         for shape, strategy, report in zip(search.shapes, plan.strategies, verdict.reports, strict=True)))]
     for shape, strategy, report in zip(search.shapes, plan.strategies, verdict.reports, strict=True):
         parts.append(_table(f"Layers at length {shape.length}", (
             "layer", "count", "placement", "recompute", "collectives", "weights", "compute", "sent", "exposed", "held",
-            "kept"), ((row.name, str(row.count), row.placement, row.recompute, row.collectives, number(row.sent),
+            "kept"), ((row.name, str(row.count), row.placement, row.recompute, row.collectives, bytes_text(row.sent),
                        f"{row.seconds * 1e3:.4g} ms", f"{row.sending * 1e3:.3g} ms", f"{row.exposed * 1e3:.3g} ms",
-                       number(row.held), number(row.kept)) for row in rows(search, shape, strategy))))
+                       bytes_text(row.held), bytes_text(row.kept)) for row in rows(search, shape, strategy))))
         parts.append(f"<section class=card><h2>Timeline at length {shape.length}</h2>{_drawn(report.timeline)}"
                      "</section>")
     last = verdict.reports[-1]
     parts.append(_table("Memory of the ranks", ("stage", "first layer", "bytes"), (
-        (str(stage), str(last.stages[stage] if stage < len(last.stages) else ""), number(size))
+        (str(stage), str(last.stages[stage] if stage < len(last.stages) else ""), bytes_text(size))
         for stage, size in enumerate(last.memory))))
     parts.append(_table("What else was tried", ("", "step", "a rank", "strategy", "why not"), (
-        (one.name, f"{one.verdict.seconds * 1e3:.4g} ms" if one.verdict else "", number(one.verdict.memory)
+        (one.name, f"{one.verdict.seconds * 1e3:.4g} ms" if one.verdict else "", bytes_text(one.verdict.memory)
          if one.verdict else "", one.plan.strategies[-1].summary, one.why or "slower")
         for one in found.tried if one is not found.best)))
     return f"<!doctype html><html lang=en><head><meta charset=utf-8><title>{html.escape(title)}</title><style>{style}" \

@@ -48,7 +48,7 @@ class UnsupportedNode(Unsupported):
         self.node = node
 
 
-class Trace:
+class NodeMetadata:
     """Reads types and source lines off the nodes of one graph."""
 
     def __init__(self, sizes: SymIntImporter) -> None:

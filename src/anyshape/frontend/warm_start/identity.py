@@ -32,7 +32,7 @@ PACKAGES = frozenset(("", "_operator", "builtins", "math", "torch", "anyshape"))
 DEEPEST = 8  # closures inside of closures
 
 
-class Identities:
+class ObjectIdentities:
     """Describes objects; what it has found of a class or function it keeps as long as it lives: for one trace, or one
     look into the cache, in which nobody changes them."""
 

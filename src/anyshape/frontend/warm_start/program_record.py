@@ -24,7 +24,7 @@ from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.base.errors import InputError
 from anyshape.compiler.compiled import CompiledGraph, PlannedGraph
 from anyshape.compiler.link import link_backward, link_pair
-from anyshape.frontend.autograd.partition import Halves
+from anyshape.frontend.autograd.partition import PartitionedGraphs
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.capture.dynamo_backend import flat_program
 from anyshape.frontend.capture.small_size_guard import SizeQuestions, asking_program
@@ -236,7 +236,7 @@ def _registered(plan: PlanRecord, name: str, compiled: CompiledGraph, compilatio
 
 def _trained(training: TrainingRecord, forward: Boxed, backward: Boxed, compilation: Compilation) -> Callable[..., Any]:
     """A forward and a backward as one function of autograd."""
-    pair = AutogradProgram(Halves(), compilation, training.inputs)
+    pair = AutogradProgram(PartitionedGraphs(), compilation, training.inputs)
     pair.forward, pair.backward, pair.runtime = forward, backward, training.runtime
     second = pair.second = DoubleBackward.restored(training.second, compilation)
 

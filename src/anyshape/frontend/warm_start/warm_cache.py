@@ -32,7 +32,7 @@ from anyshape.frontend.aten.table import TABLE
 from anyshape.frontend.capture.autograd_function import AutogradProgram
 from anyshape.frontend.programs.eager_fallback import Underway, counted
 from anyshape.frontend.programs.session import Compilation
-from anyshape.frontend.warm_start.identity import Identities, foreign_call
+from anyshape.frontend.warm_start.identity import ObjectIdentities, foreign_call
 from anyshape.frontend.warm_start.program_record import (
     HOST,
     code_of,
@@ -97,7 +97,7 @@ class WarmStart:
     def answer(self, frame: Any, way: str) -> Any:
         """Dynamo's answer for a frame, from the cache; None: it has to be traced."""
         key = self._key(frame, way)
-        identities = Identities()
+        identities = ObjectIdentities()
         for number in range(self.used.get(key, 0), MOST_RECORDS):
             data = self.cache.get(_numbered(key, number))
             if data is None:
@@ -115,7 +115,7 @@ class WarmStart:
         counters.count("warm_refusals")
         self.compilation.warm.append(f"a program of an earlier process does not fit: {why}")
 
-    def _answer(self, frame: Any, data: bytes, identities: Identities) -> Any:
+    def _answer(self, frame: Any, data: bytes, identities: ObjectIdentities) -> Any:
         begun = time.perf_counter()
         record = decode(data)
         _check_files(record.files)
@@ -140,7 +140,7 @@ class WarmStart:
         program is all of what the user has called; it writes the record."""
         key = self._key(frame, way)  # the trace may change what the frame has
         self.made = None
-        identities = Identities()
+        identities = ObjectIdentities()
         identities.of_code(frame.f_code)
         with guard_record.recording(identities) as found:
             def keep(answer: Any, whole: bool) -> None:
@@ -190,7 +190,7 @@ class WarmStart:
 
     def _key(self, frame: Any, way: str) -> str:
         """By what records are found; the guards say whether they fit."""
-        identities = Identities()
+        identities = ObjectIdentities()
         code = frame.f_code
         config = self.compilation.config
         settings = [(name, getattr(config, name)) for name in config.__dataclass_fields__ if name not in NOT_IN_KEY]
@@ -206,7 +206,7 @@ def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _added(identities: Identities) -> list[str]:
+def _added(identities: ObjectIdentities) -> list[str]:
     """What the user has added to the tables of operators, or replaced in them."""
     ours = __package__.partition(".")[0] + "."
     return sorted([*(f"{op} {identities.of_function(one)}" for op, one in TABLE.items()

@@ -8,7 +8,7 @@ from itertools import pairwise
 from anyshape.ir.graph import Graph, Node, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
-from anyshape.kernel.fusion.result import FusedKernel, NotFusable, Refusal
+from anyshape.kernel.fusion.result import FusedKernel, NotFusable, RejectedFusion
 from anyshape.kernel.lowering.group import FusionGroup, Lowered, NotLowerable
 from anyshape.kernel.lowering.lower import lower
 from anyshape.kernel.schedule.hardware_params import HardwareParams
@@ -70,7 +70,7 @@ class Drafts:
         self.users = graph.users()
         self.groups: dict[int, Draft] = {}
         self.member: dict[int, list[int]] = {}  # node position -> drafts that hold it
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RejectedFusion] = []
         self.known: dict[FusionGroup, Lowered] = {}
         effects = [k for k, node in enumerate(graph.nodes) if has_effect(node)]
         self.following = dict(pairwise(effects))  # an equation with an effect -> the next one
@@ -182,7 +182,7 @@ class Drafts:
     def refuse(self, node: Node, reason: str, bytes_: Size | None = None) -> None:
         """Keep a fusion that is not made, for `explain`; bytes_: what it would have saved, if not the node's result."""
         if len(self.refusals) < MOST_REFUSALS:
-            self.refusals.append(Refusal(node.output.name, reason,
+            self.refusals.append(RejectedFusion(node.output.name, reason,
                                          node.output.tensor.bytes if bytes_ is None else bytes_))
 
     def settle(self, name: str) -> None:

@@ -13,7 +13,7 @@ FUSABLE = ("pointwise", "view", "index", "reduce", "create", "scatter", "scan")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedFusion:
     """A fusion that was considered and not made."""
 
     value: str
@@ -34,7 +34,7 @@ class Fusion:
     """The result: kernels and single nodes in a valid order, and the refusals."""
 
     items: tuple[FusedKernel | Node, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[RejectedFusion, ...]
 
 
 @dataclass(frozen=True, slots=True)

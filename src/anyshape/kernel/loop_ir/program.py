@@ -89,8 +89,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
-    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first;
-    `schedule` has at most one directive of a kind."""
+    """One kernel: stages in order over a space of rows by columns. `rows` and `columns` are (variable, extent) pairs,
+    outermost first; `schedule` has at most one directive of a kind."""
 
     name: str
     params: tuple[Param, ...]

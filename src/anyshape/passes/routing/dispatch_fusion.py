@@ -37,7 +37,7 @@ DENSE = ("grouped_conv",)  # these want rows without gaps
 
 
 def dispatch_fusion(graph: Graph, config: Config) -> Graph:
-    """See the head of this file."""
+    """The graph with grouped products that read and write rows where a route has them."""
     if not any(node.op == "route_plan" for node in graph.nodes):
         return graph
     return _scattered(_gathered(graph))

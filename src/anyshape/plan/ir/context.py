@@ -24,7 +24,7 @@ class ForwardGraph:
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """See the head of this file.
+    """What plan passes go by beside the plan; the same for a whole pipeline.
 
     forward: of a backward, the allocated plan whose memory and tape it shares. source: the forward's graph. recomputed:
     graphs that compute values of the forward again, and their plans, not allocated. strided_products: dtypes of which

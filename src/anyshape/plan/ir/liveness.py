@@ -145,7 +145,7 @@ def caller_owned(plan: Plan, forward: Plan | None) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class KeptRegion:
     """A place in the kept block that is taken from the first step to step `last` (-1: free from the start)."""
 
     offset: Size
@@ -178,7 +178,7 @@ def last_reads(buffers: Iterable[Buffer], forward: Plan) -> list[tuple[Buffer, i
     return [(b, last.get(b.name, -1)) for b in forward.buffers if b.is_saved]
 
 
-def kept_regions(plan: Plan, forward: Plan) -> list[Region]:
+def kept_regions(plan: Plan, forward: Plan) -> list[KeptRegion]:
     """The places of the forward's saved buffers, with the last step of the backward `plan` that reads each."""
     places = dict(forward.offsets)
-    return [Region(places[b.name], b.bytes, last) for b, last in last_reads(plan.buffers, forward)]
+    return [KeptRegion(places[b.name], b.bytes, last) for b, last in last_reads(plan.buffers, forward)]

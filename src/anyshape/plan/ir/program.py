@@ -271,7 +271,7 @@ Step = KernelStep | LibraryStep | TiledGemmStep | ExternStep | CopyStep | Memory
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the head of this file.
+    """The program of the host: steps in order, and where every buffer lies. Bytes and sizes are formulas of symbols.
 
     inputs: one entry per graph input: a TensorType, or the name of the symbol that a whole number binds.
     outputs: one entry per graph output: a window (of an `Output`, `Input` or `External`), a size, or None.

@@ -73,7 +73,7 @@ WORTH = 1.02  # of the bytes that the plan needs where least is made ahead, what
 
 
 def overlap_collectives(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
-    """`plan` (not allocated) with launches and waits of collectives apart; see the head of this file."""
+    """`plan` (not allocated) with launches and waits of collectives apart, as early and as late as dependences let."""
     if not any(map(is_launch, plan.steps)):
         return plan
     problems = _problems(plan, context)

@@ -45,5 +45,5 @@ class Loop(nn.Module):
 
 
 def loop(router: Router, max_iters: int) -> Loop:
-    """See Loop."""
+    """A `Loop` around a router: cells that it sends back go through it again."""
     return Loop(router, max_iters)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from anyshape.base.errors import InputError
 from anyshape.route.core.router import run_split
-from anyshape.route.core.stack_body import Body, Cells, capture, cells_of
-from anyshape.route.core.stack_rules import Refused
+from anyshape.route.core.stack_body import Cells, GroupedBody, capture, cells_of
+from anyshape.route.core.stack_rules import NotStacked
 
 PROBES = 2  # random rows of each branch
 # a call with other parameters puts these into the module meanwhile, and a capture changes settings of every thread
@@ -59,7 +59,7 @@ def stack(branches: Iterable[nn.Module], example: Any = None) -> StackedBranches
         rows = tuple(example) if isinstance(example, (tuple, list)) else (example,)
         try:
             stacked.prepare(rows, lambda branch, own: modules[branch](*own))
-        except Refused as refusal:
+        except NotStacked as refusal:
             raise StackError("branches cannot be stacked", why=str(refusal),
                              do="leave them as a list: the router runs them apart") from refusal
     return stacked
@@ -79,7 +79,7 @@ class StackedBranches(nn.Module):
         # one branch without values: what it does, not what it holds; a tuple keeps it out of the module tree
         self._template = (copy.deepcopy(modules[0]).to("meta"),)
         self.training = modules[0].training
-        self._bodies: list[Body] = []
+        self._bodies: list[GroupedBody] = []
         self._refused: dict[Any, str] = {}
         self._traced_apart = _TracedApart()
         for name, parameter in modules[0].named_parameters():
@@ -101,7 +101,7 @@ class StackedBranches(nn.Module):
         if body is None and not torch.compiler.is_compiling() and not self.why_not(rows):
             try:
                 body = self.prepare(rows, self.run_branch)
-            except Refused as refusal:
+            except NotStacked as refusal:
                 self._refused[cells_of(rows), self.training] = str(refusal)
         if body is None:
             if torch.compiler.is_compiling():
@@ -111,7 +111,7 @@ class StackedBranches(nn.Module):
         tensors = self.tensors()
         return body.graph(*rows, ends, *[tensors[name] for name in body.tensors])
 
-    def _fitting(self, rows: tuple[Tensor, ...]) -> Body | None:
+    def _fitting(self, rows: tuple[Tensor, ...]) -> GroupedBody | None:
         for body in self._bodies:
             if body.fits(rows, self.training):
                 return body
@@ -157,7 +157,7 @@ class StackedBranches(nn.Module):
         body = self._fitting(rows)
         return body is not None and not body.draws and not self.training
 
-    def prepare(self, rows: tuple[Tensor, ...], reference: Callable[[int, tuple[Tensor, ...]], Any]) -> Body:
+    def prepare(self, rows: tuple[Tensor, ...], reference: Callable[[int, tuple[Tensor, ...]], Any]) -> GroupedBody:
         """Captures the grouped form for such rows, and compares it with `reference(branch, rows)`, unless it draws.
 
         Raises:
@@ -175,7 +175,7 @@ class StackedBranches(nn.Module):
             self._bodies.append(body)
             return body
 
-    def _compare(self, body: Body, rows: tuple[Tensor, ...],
+    def _compare(self, body: GroupedBody, rows: tuple[Tensor, ...],
                  reference: Callable[[int, tuple[Tensor, ...]], Any]) -> None:
         probes = tuple(_random(row, PROBES * self.branch_count) for row in rows)
         ends = torch.arange(1, self.branch_count + 1, dtype=torch.int32, device=rows[0].device) * PROBES
@@ -187,7 +187,7 @@ class StackedBranches(nn.Module):
                 expected = reference(branch, tuple(probe[own] for probe in probes))
                 pairs = zip(_flat(found), _flat(expected), strict=True)
                 if not all(_close(mine[own], theirs) for mine, theirs in pairs):
-                    raise Refused(f"the grouped form gives other values than branch {branch} on random rows")
+                    raise NotStacked(f"the grouped form gives other values than branch {branch} on random rows")
 
     # --- branches of their own
 
@@ -235,7 +235,7 @@ class StackedBranches(nn.Module):
             if not self.why_not(rows):
                 try:
                     self.prepare(rows, self.run_branch)
-                except Refused as refusal:
+                except NotStacked as refusal:
                     self._refused[cells, self.training] = str(refusal)
 
     def _device(self) -> torch.device | None:

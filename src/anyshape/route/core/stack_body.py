@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from anyshape.route.core import stack_rules as rules
 from anyshape.route.core.grouped_conv import convolved
-from anyshape.route.core.stack_rules import PLAIN, ROWS, SIZE, STACKED, Kind, Refused, bound, name_of, shape_of
+from anyshape.route.core.stack_rules import PLAIN, ROWS, SIZE, STACKED, NotStacked, RowKind, bound, name_of, shape_of
 
 # whatever a user's module raises while it is traced is a reason not to stack
 _CAUGHT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, LookupError,
@@ -42,7 +42,7 @@ class Pickled:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class GroupedBody:
     """The grouped form of a branch for rows of given shapes and dtypes.
 
     Attributes:
@@ -62,7 +62,7 @@ class Body:
         """Whether it was captured for such rows."""
         return self.training == training and self.cells == cells_of(rows)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupedBody:
         return self
 
     def __reduce__(self) -> tuple[type[Pickled], tuple[Cells]]:
@@ -74,7 +74,7 @@ def cells_of(rows: tuple[Tensor, ...]) -> Cells:
     return tuple((tuple(row.shape[1:]), row.dtype) for row in rows)
 
 
-def capture(branch: nn.Module, rows: tuple[Tensor, ...]) -> Body:
+def capture(branch: nn.Module, rows: tuple[Tensor, ...]) -> GroupedBody:
     """The grouped form of `branch`, which stands for all.
 
     Args:
@@ -94,11 +94,11 @@ def capture(branch: nn.Module, rows: tuple[Tensor, ...]) -> Body:
             program = torch.export.export(branch, example, dynamic_shapes=_by_parameter(branch, dynamic), strict=False)
             program = program.run_decompositions({})
     except _CAUGHT as error:
-        raise Refused(f"torch.export does not capture it: {str(error).strip().splitlines()[0]:.200}") from error
+        raise NotStacked(f"torch.export does not capture it: {str(error).strip().splitlines()[0]:.200}") from error
     signature = program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
         written = [*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()]
-        raise Refused(f"a call writes {', '.join(map(str, written))}")
+        raise NotStacked(f"a call writes {', '.join(map(str, written))}")
     return _Grouping(program, len(rows)).body(cells_of(rows), branch.training)
 
 
@@ -117,13 +117,13 @@ class _Grouping:
     program: Any
     count: int
     graph: Graph = field(default_factory=Graph)
-    kinds: dict[Node, Kind] = field(default_factory=dict)
+    kinds: dict[Node, RowKind] = field(default_factory=dict)
     made: dict[Node, Node] = field(default_factory=dict)
     ends: dict[int, Node] = field(default_factory=dict)
     cells: Any = None  # the symbol of their number
     draws: bool = False
 
-    def body(self, cells: tuple[Any, ...], training: bool) -> Body:
+    def body(self, cells: tuple[Any, ...], training: bool) -> GroupedBody:
         signature = self.program.graph_signature
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         constants = signature.inputs_to_lifted_tensor_constants
@@ -131,36 +131,36 @@ class _Grouping:
         held = nn.Module()
         for node in nodes:
             if node.op == "placeholder" and node.name in signature.user_inputs:
-                self.set(node, self.graph.placeholder(node.name), Kind(ROWS))
+                self.set(node, self.graph.placeholder(node.name), RowKind(ROWS))
                 self.cells = shape_of(node)[0]
         self.ends[1] = self.graph.placeholder("ends")
         tensors = []
         for node in nodes:
             if node.op == "placeholder" and node.name in named and node.users:
-                self.set(node, self.graph.placeholder(node.name), Kind(STACKED))
+                self.set(node, self.graph.placeholder(node.name), RowKind(STACKED))
                 tensors.append(named[node.name])
         for node in nodes:
             if node.op == "placeholder" and node.name in constants and node.users:
                 held.register_buffer(node.name, self.program.constants[constants[node.name]], persistent=False)
-                self.set(node, self.graph.get_attr(node.name), Kind(PLAIN))
+                self.set(node, self.graph.get_attr(node.name), RowKind(PLAIN))
         for node in nodes:
             if node.op == "call_function":
                 self.rewrite(node)
             elif node.op == "output":
                 self.give(node)
             elif node.op != "placeholder":
-                raise Refused(f"{node.op} {node.target}")
+                raise NotStacked(f"{node.op} {node.target}")
         self.graph.eliminate_dead_code()
-        return Body(GraphModule(held, self.graph), tuple(tensors), cells, training, self.draws)
+        return GroupedBody(GraphModule(held, self.graph), tuple(tensors), cells, training, self.draws)
 
-    def set(self, node: Node, made: Node, kind: Kind) -> None:
+    def set(self, node: Node, made: Node, kind: RowKind) -> None:
         made.meta["val"] = node.meta.get("val")
         self.made[node], self.kinds[node] = made, kind
 
     def give(self, node: Node) -> None:
         for result in node.args[0]:  # type: ignore[union-attr]
-            if not isinstance(result, Node) or self.kinds[result] != Kind(ROWS):
-                raise Refused("a result is not of one row for each cell")
+            if not isinstance(result, Node) or self.kinds[result] != RowKind(ROWS):
+                raise NotStacked("a result is not of one row for each cell")
         results = tuple(self.made[result] for result in node.args[0])  # type: ignore[union-attr,arg-type,index]
         spec = self.program.call_spec.out_spec
         self.graph.output(results if spec is not None and not spec.is_leaf() else results[0])
@@ -183,44 +183,44 @@ class _Grouping:
             return
         if node.target is operator.getitem and name_of(operands[0].target) == BATCH_NORM:
             if node.users and node.args[1] != 0:
-                raise Refused("statistics of a batch norm are used")
+                raise NotStacked("statistics of a batch norm are used")
             self.set(node, self.made[operands[0]], self.kinds[operands[0]])
             return
         if node.target is operator.getitem:
             self.copied(node, self.kinds[operands[0]])
             return
         if not str(node.target).startswith("aten."):
-            raise Refused(f"{node.target} is no operator of ATen")
+            raise NotStacked(f"{node.target} is no operator of ATen")
         draws = torch.Tag.nondeterministic_seeded in node.target.tags and (
             "scaled_dot_product_attention" not in name or bound(node)["dropout_p"] != 0.0)
         self.draws = self.draws or draws
         if by[SIZE] and name not in (*rules.VIEWS, "expand", "sym_size"):
-            raise Refused(f"{name} depends on the number of cells")
+            raise NotStacked(f"{name} depends on the number of cells")
         if by[STACKED] and by[ROWS]:
             inner = self.inner(by[ROWS])
-            self.set(node, self.grouped(node, name, by[ROWS], by[STACKED], by[PLAIN], inner), Kind(ROWS, inner))
+            self.set(node, self.grouped(node, name, by[ROWS], by[STACKED], by[PLAIN], inner), RowKind(ROWS, inner))
             if name != BATCH_NORM:  # whose statistics are empty
                 self.check(node)
         elif by[ROWS]:
             self.inner(by[ROWS])
             rules.keeps_rows(node, by[ROWS], by[PLAIN])
-            self.copied(node, Kind(ROWS, self.leading(node)))
+            self.copied(node, RowKind(ROWS, self.leading(node)))
         elif by[STACKED]:
             if by[SIZE] or draws:
-                raise Refused(f"{name} of parameters depends on the number of cells, or draws")
+                raise NotStacked(f"{name} of parameters depends on the number of cells, or draws")
             self.mapped(node)
         else:
             if by[SIZE] or draws:
-                raise Refused(f"{name} makes one value for every cell, or draws")
-            self.copied(node, Kind(PLAIN))
+                raise NotStacked(f"{name} makes one value for every cell, or draws")
+            self.copied(node, RowKind(PLAIN))
 
     def number(self, node: Node, name: str) -> None:
         """A size, or arithmetic of sizes."""
         if not (name == "sym_size" or node.target in (operator.mul, operator.add, operator.sub, operator.floordiv)):
-            raise Refused(f"{name} gives a number")
-        self.copied(node, Kind(SIZE))
+            raise NotStacked(f"{name} gives a number")
+        self.copied(node, RowKind(SIZE))
 
-    def copied(self, node: Node, kind: Kind) -> None:
+    def copied(self, node: Node, kind: RowKind) -> None:
         made = self.graph.node_copy(node, lambda old: self.made[old])
         if name_of(node.target) in rules.VIEWS and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
             # where there are no rows, -1 says nothing
@@ -232,7 +232,7 @@ class _Grouping:
     def inner(self, rows: list[Node]) -> int:
         found = {self.kinds[x].inner for x in rows}
         if len(found) > 1:
-            raise Refused("operands count positions of cells in different ways")
+            raise NotStacked("operands count positions of cells in different ways")
         return found.pop()
 
     def leading(self, node: Node) -> int:
@@ -240,7 +240,7 @@ class _Grouping:
         found = node.meta["val"]
         inners = {self._positions(node, value) for value in (found if isinstance(found, (tuple, list)) else (found,))}
         if len(inners) != 1:
-            raise Refused(f"{name_of(node.target)} has results of different kinds")
+            raise NotStacked(f"{name_of(node.target)} has results of different kinds")
         return inners.pop()
 
     def _positions(self, node: Node, value: Tensor) -> int:
@@ -250,11 +250,11 @@ class _Grouping:
             factor = expr / self.cells.node.expr
             if factor.is_Integer and factor > 0:
                 return int(factor)
-        raise Refused(f"dim 0 of what {name_of(node.target)} gives does not count cells: {tuple(value.shape)}")
+        raise NotStacked(f"dim 0 of what {name_of(node.target)} gives does not count cells: {tuple(value.shape)}")
 
     def check(self, node: Node) -> None:
         if self.leading(node) != self.kinds[node].inner:
-            raise Refused(f"{name_of(node.target)} changes what dim 0 counts")
+            raise NotStacked(f"{name_of(node.target)} changes what dim 0 counts")
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Node:
         return self.graph.call_function(function, torch.fx.node.map_arg(arguments, lambda old: self.made.get(old, old)))
@@ -263,9 +263,10 @@ class _Grouping:
         """An operator of parameters alone, for each branch apart."""
         if any(isinstance(x, (list, tuple)) and any(isinstance(y, Node) for y in x) for x in node.args) or any(
                 isinstance(x, Node) for x in node.kwargs.values()):
-            raise Refused(f"{name_of(node.target)} of a list of parameters")
+            raise NotStacked(f"{name_of(node.target)} of a list of parameters")
         dims = tuple(0 if isinstance(x, Node) and self.kinds[x].what == STACKED else None for x in node.args)
-        self.set(node, self.call(rules.mapped, node.target, dims, tuple(node.args), dict(node.kwargs)), Kind(STACKED))
+        result = self.call(rules.mapped, node.target, dims, tuple(node.args), dict(node.kwargs))
+        self.set(node, result, RowKind(STACKED))
 
     def grouped(self, node: Node, name: str, rows: list[Node], stacked: list[Node], plain: list[Node],
                 inner: int) -> Node:
@@ -277,13 +278,13 @@ class _Grouping:
             return self.pointwise(node, rows, stacked, plain, ends)
         if name == "embedding" and rows == [given["indices"]]:
             if given["scale_grad_by_freq"] or given["sparse"] or given["padding_idx"] >= 0:
-                raise Refused("embedding with sparse gradients, scaled ones, or a padding index")
+                raise NotStacked("embedding with sparse gradients, scaled ones, or a padding index")
             return self.call(rules.embedding, given["weight"], rows[0], ends)
         if name in ("prelu", "_prelu_kernel") and rank >= 2 and rows == [first] and len(shape_of(stacked[0])) == 1:
             return self.call(rules.prelu, first, stacked[0], ends)
         for what in (given.get("bias"), given.get("weight")):
             if isinstance(what, Node) and what not in stacked:
-                raise Refused(f"{name} with a weight that is no parameter")
+                raise NotStacked(f"{name} with a weight that is no parameter")
         if name in ("mm", "matmul", "addmm"):
             return self.product(name, given, rows, stacked, ends)
         if name == BATCH_NORM and rows == [first] and rank >= 2:
@@ -303,17 +304,17 @@ class _Grouping:
         if name == "group_norm":
             return self.call(rules.group_norm, first, given["num_groups"], given["weight"], given["bias"],
                              given["eps"], ends)
-        raise Refused(f"{name} with parameters of branches has no grouped form")
+        raise NotStacked(f"{name} with parameters of branches has no grouped form")
 
     def product(self, name: str, given: dict[str, Any], rows: list[Node], stacked: list[Node], ends: Node) -> Node:
         """rows @ a parameter, and perhaps a bias."""
         left, right = (given["mat1"], given["mat2"]) if name == "addmm" else tuple(given.values())[:2]
         bias = given["input"] if name == "addmm" else None
         if rows != [left] or right not in stacked or len(shape_of(right)) != 2 or len(shape_of(left)) < 2:
-            raise Refused(f"{name} of a parameter with rows")
+            raise NotStacked(f"{name} of a parameter with rows")
         if bias is not None and (bias not in stacked or len(shape_of(bias)) != 1
                                  or given["alpha"] != 1 or given["beta"] != 1):
-            raise Refused("addmm with factors, or what it adds is no bias")
+            raise NotStacked("addmm with factors, or what it adds is no bias")
         return self.call(rules.grouped_linear, left, right, ends, bias)
 
     def pointwise(self, node: Node, rows: list[Node], stacked: list[Node], plain: list[Node], ends: Node) -> Node:
@@ -323,8 +324,8 @@ class _Grouping:
         for value in stacked:
             shape, dtype = shape_of(value), value.meta["val"].dtype
             if len(shape) == rank and shape[0] != 1:
-                raise Refused(f"{name_of(node.target)} has a parameter for every cell")
+                raise NotStacked(f"{name_of(node.target)} has a parameter for every cell")
             if dtype != rows[0].meta["val"].dtype:
-                raise Refused(f"{name_of(node.target)} of {rows[0].meta['val'].dtype} with a parameter of {dtype}")
+                raise NotStacked(f"{name_of(node.target)} of {rows[0].meta['val'].dtype} with a parameter of {dtype}")
         own = {value: self.call(rules.aligned, value, ends, rows[0], rank) for value in stacked}
         return self.graph.node_copy(node, lambda old: own.get(old, self.made[old]))

@@ -26,14 +26,14 @@ from anyshape.route.core.branches import grouped_linear
 ROWS, STACKED, SIZE, PLAIN = "rows", "stacked", "size", "plain"
 
 
-class Kind(NamedTuple):
+class RowKind(NamedTuple):
     """What a value is; `inner`: positions of a cell that dim 0 of rows counts."""
 
     what: str
     inner: int = 1
 
 
-class Refused(Exception):
+class NotStacked(Exception):
     """A body has no grouped form; the message says why."""
 
 
@@ -104,58 +104,58 @@ def keeps_rows(node: torch.fx.Node, rows: list[torch.fx.Node], others: list[torc
         pass  # by the shape of the result, as of all
     elif name in BATCHED:
         if len(shape_of(rows[0])) < BATCHED[name] or len(rows) > 1:
-            raise Refused(f"{name} of an operand of rank {len(shape_of(rows[0]))}")
+            raise NotStacked(f"{name} of an operand of rank {len(shape_of(rows[0]))}")
     elif name in ("permute", "movedim", "expand", "expand_as", "repeat", "pad", "constant_pad_nd"):
         _leading(node, name, rows)
     elif name in PRODUCTS or name in CONVOLUTIONS or name in NORMS or name == "scaled_dot_product_attention":
         _products(node, name, rows, others)
     else:
-        raise Refused(f"{name} may mix cells")
+        raise NotStacked(f"{name} may mix cells")
 
 
 def _aligned(node: torch.fx.Node, rows: list[torch.fx.Node], others: list[torch.fx.Node], rank: int) -> None:
     """Dim 0 of the result is dim 0 of all operands of rows, and stretches over what is plain."""
     for value in rows:
         if len(shape_of(value)) != rank:
-            raise Refused(f"{name_of(node.target)} aligns dim 0 of one operand with another dim of the other")
+            raise NotStacked(f"{name_of(node.target)} aligns dim 0 of one operand with another dim of the other")
     for value in others:
         shape = shape_of(value)
         if len(shape) == rank and shape[0] != 1:
-            raise Refused(f"{name_of(node.target)} has a constant for every cell")
+            raise NotStacked(f"{name_of(node.target)} has a constant for every cell")
 
 
 def _other_dims(node: torch.fx.Node, name: str, rows: list[torch.fx.Node]) -> None:
     given = bound(node)
     dims = [given[word] for word in ("dim", "dims", "dim0", "dim1") if word in given]
     if not dims or any(found is None or found == [] for found in dims):
-        raise Refused(f"{name} works over all dims")
+        raise NotStacked(f"{name} works over all dims")
     flat = [dim for found in dims for dim in (found if isinstance(found, (list, tuple)) else [found])]
     rank = len(shape_of(rows[0])) + (name in ("unsqueeze", "stack"))
     everything = name in ("slice", "slice_scatter") and not given.get("start") and given.get("step", 1) == 1 and (
         given.get("end") is None or given["end"] == 2**63 - 1)
     if any(dim % rank == 0 for dim in flat) and not everything:
-        raise Refused(f"{name} works along dim 0, which counts cells")
+        raise NotStacked(f"{name} works along dim 0, which counts cells")
     if name in ("cat", "concat", "stack", "gather", "scatter", "scatter_add", "select_scatter", "slice_scatter"):
         if len(rows) != len(node.all_input_nodes):
-            raise Refused(f"{name} of rows and of something else")
+            raise NotStacked(f"{name} of rows and of something else")
     elif name == "index_select" and len(rows) > 1:
-        raise Refused("index_select by an index of rows")
+        raise NotStacked("index_select by an index of rows")
 
 
 def _leading(node: torch.fx.Node, name: str, rows: list[torch.fx.Node]) -> None:
     given, rank = bound(node), len(shape_of(rows[0]))
     if name == "permute" and given["dims"][0] % rank != 0:
-        raise Refused("permute moves dim 0, which counts cells")
+        raise NotStacked("permute moves dim 0, which counts cells")
     if name == "movedim":
-        raise Refused("movedim may move dim 0")
+        raise NotStacked("movedim may move dim 0")
     if name == "expand" and len(given["size"]) != rank:
-        raise Refused("expand adds a dim before dim 0")
+        raise NotStacked("expand adds a dim before dim 0")
     if name == "expand_as" and len(shape_of(given["other"])) != rank:
-        raise Refused("expand_as adds a dim before dim 0")
+        raise NotStacked("expand_as adds a dim before dim 0")
     if name == "repeat" and (len(given["repeats"]) != rank or given["repeats"][0] != 1):
-        raise Refused("repeat repeats cells")
+        raise NotStacked("repeat repeats cells")
     if name in ("pad", "constant_pad_nd") and len(given["pad"]) >= 2 * rank:
-        raise Refused(f"{name} pads dim 0, which counts cells")
+        raise NotStacked(f"{name} pads dim 0, which counts cells")
 
 
 def _products(node: torch.fx.Node, name: str, rows: list[torch.fx.Node], others: list[torch.fx.Node]) -> None:
@@ -164,25 +164,25 @@ def _products(node: torch.fx.Node, name: str, rows: list[torch.fx.Node], others:
     ranks = [len(shape_of(value)) for value in rows]
     if name in NORMS:
         if name != "group_norm" and len(given["normalized_shape"]) >= ranks[0]:
-            raise Refused(f"{name} normalises over dim 0, which counts cells")
+            raise NotStacked(f"{name} normalises over dim 0, which counts cells")
     elif name in CONVOLUTIONS:
         if rows != [first] or ranks[0] != CONVOLUTIONS[name] + 2:
-            raise Refused(f"{name} of one cell, or with weights of cells")
+            raise NotStacked(f"{name} of one cell, or with weights of cells")
     elif name == "scaled_dot_product_attention":
         mask = given["attn_mask"]
         if min(ranks) < 3 or len(set(ranks)) != 1 or not all(given[word] in rows for word in ("query", "key", "value")):
-            raise Refused("attention over cells")
+            raise NotStacked("attention over cells")
         if mask in others and len(shape_of(mask)) == ranks[0] and shape_of(mask)[0] != 1:
-            raise Refused("attention with a mask for every cell")
+            raise NotStacked("attention with a mask for every cell")
     elif name in ("linear", "mm", "addmm"):
         left = given["mat1"] if name == "addmm" else first
         if rows != [left] or ranks[0] < 2 or (name == "addmm" and len(shape_of(given["input"])) > 1):
-            raise Refused(f"{name} multiplies over cells")
+            raise NotStacked(f"{name} multiplies over cells")
     elif len(rows) == 2:
         if len(set(ranks)) != 1 or ranks[0] < 3:
-            raise Refused(f"{name} of cells with cells")
+            raise NotStacked(f"{name} of cells with cells")
     elif rows != [first] or ranks[0] < 2 or len(shape_of(others[0])) > 2:
-        raise Refused(f"{name} multiplies over cells")
+        raise NotStacked(f"{name} multiplies over cells")
 
 
 # ---- rows and stacked parameters: what runs in their place

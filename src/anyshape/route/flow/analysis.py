@@ -21,11 +21,20 @@ from torch.fx import Node
 
 from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
-from anyshape.route.flow.call import Value, values_in
+from anyshape.route.flow.call import TensorValue, values_in
 from anyshape.route.flow.capture import CaptureFailed, capture, module_of
-from anyshape.route.flow.interpret import Shared, Unsized, interpret, is_apart, prepare, row_seeds, sized, starts_of
+from anyshape.route.flow.interpret import (
+    InterpretedProgram,
+    Unsized,
+    interpret,
+    is_apart,
+    prepare,
+    row_seeds,
+    sized,
+    starts_of,
+)
 from anyshape.route.flow.owners import NONE, TOP, CellSets, rows
-from anyshape.route.flow.regions import Region
+from anyshape.route.flow.regions import RouterCall
 from anyshape.route.flow.rowwise import Verdict, branch_independent
 from anyshape.route.profile.first_calls import first_calls
 
@@ -69,7 +78,7 @@ class Flow:
 
     model: nn.Module = field(repr=False)
     example: tuple[Any, ...] = field(repr=False)
-    shared: Shared | None = field(repr=False)
+    shared: InterpretedProgram | None = field(repr=False)
     modules: Mapping[str, tuple[Any, ...]] = field(repr=False)
     reason: str = ""
     _runs: dict[tuple[str, bool, bool], dict[Node, Any]] = field(default_factory=dict, repr=False)
@@ -79,7 +88,7 @@ class Flow:
     def routers(self) -> tuple[str, ...]:
         return tuple(region.name for region in self.shared.regions) if self.shared else ()
 
-    def region(self, name: str) -> Region:
+    def region(self, name: str) -> RouterCall:
         """The region of a router call.
 
         Raises:
@@ -194,10 +203,10 @@ class Flow:
             found += [region.ids] if decisions else []
         return found, self._context(found[0]) if found else ()
 
-    def _value(self, found: Mapping[Node, Any], node: Node) -> Value | None:
+    def _value(self, found: Mapping[Node, Any], node: Node) -> TensorValue | None:
         assert self.shared is not None
         value = found.get(node, self.shared.constants.get(node))
-        return value if isinstance(value, Value) else None
+        return value if isinstance(value, TensorValue) else None
 
     def _rows_apart(self, name: str, targets: list[Node]) -> bool:
         """Whether values in a router's branches are, row by row, of the rows that it sent there."""
@@ -231,7 +240,7 @@ def _contained(sets: CellSets, owners: Tensor, sources: int) -> Tensor:
     return torch.arange(len(owners), dtype=torch.int32) if each == 1 else owners
 
 
-def _per_cell(sets: CellSets, value: Value, count: int) -> Tensor:
+def _per_cell(sets: CellSets, value: TensorValue, count: int) -> Tensor:
     if not value.rank:
         return value.owners.reshape(1)
     owners = sets.reduce(value.owners, range(1, value.rank)).reshape(-1)
@@ -265,7 +274,7 @@ def _first(node: Node) -> Tensor | None:
     return found if isinstance(found, Tensor) and found.dim() else None
 
 
-def _operator_apart(shared: Shared, node: Node) -> bool:
+def _operator_apart(shared: InterpretedProgram, node: Node) -> bool:
     """One operator by itself: live operands with as many rows as the result are rows, all others may be of any cell."""
     result = _first(node)
     assert result is not None

@@ -12,7 +12,7 @@ from anyshape.route.flow.owners import NONE, TOP, CellSets, moved, uniform
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class TensorValue:
     """A tensor of the program. owners: int32, broadcasts to `shape`. known: its numbers, where the model fixes them."""
 
     owners: Tensor
@@ -35,7 +35,7 @@ class NoRule(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OperatorCall:
     """One call: the operator, its arguments with values in the places of tensors, and the shapes of its results.
 
     named: the arguments by their names in the schema, with defaults; `self` is called `input`.
@@ -48,18 +48,18 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]
     sets: CellSets
 
-    def value(self, name: str = "input") -> Value:
+    def value(self, name: str = "input") -> TensorValue:
         found = self.named.get(name)
-        if not isinstance(found, Value):
+        if not isinstance(found, TensorValue):
             raise NoRule(f"{name} is no tensor")
         return found
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[TensorValue]:
         return values_in((self.args, self.kwargs))
 
     def joined(self, rank: int, *names: str) -> Tensor:
         """The union of operands as they broadcast, with `rank` dims; an operand that is left out is of no cell."""
-        found = [wide(one.owners, rank) for name in names if isinstance(one := self.named.get(name), Value)]
+        found = [wide(one.owners, rank) for name in names if isinstance(one := self.named.get(name), TensorValue)]
         return self.sets.join(*found) if found else uniform(NONE, rank)
 
     def dims(self, rank: int, name: str = "dim") -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class Call:
     def rerun(self, data: int = 1) -> list[Tensor]:
         """The operator itself on owners: its first `data` arguments are moved, others have their known numbers."""
         first = next(iter(values_in(self.args)))
-        if data == 1 and isinstance(self.args[0], Value):
+        if data == 1 and isinstance(self.args[0], TensorValue):
             return _listed(moved(first.owners, first.shape, lambda one: self._run((one,))))
         flat = [(one.owners + 1).expand(one.shape) for one in values_in(self.args[:data])]
         try:
@@ -89,7 +89,7 @@ class Call:
         return self.op(*args, **{name: put(one, numbers) for name, one in self.kwargs.items()})
 
 
-def numbers(value: Value) -> Tensor:
+def numbers(value: TensorValue) -> Tensor:
     """A value's known numbers."""
     if value.known is None:
         raise NoRule("an index is not known")
@@ -102,16 +102,16 @@ def _listed(found: Any) -> list[Tensor]:
 
 def put(argument: Any, replace: Any) -> Any:
     """An argument with each value in it replaced."""
-    if isinstance(argument, Value):
+    if isinstance(argument, TensorValue):
         return replace(argument)
     if isinstance(argument, (list, tuple)):
         return type(argument)(put(one, replace) for one in argument)
     return {name: put(one, replace) for name, one in argument.items()} if isinstance(argument, dict) else argument
 
 
-def values_in(argument: Any) -> list[Value]:
+def values_in(argument: Any) -> list[TensorValue]:
     """The values of an argument, in order."""
-    if isinstance(argument, Value):
+    if isinstance(argument, TensorValue):
         return [argument]
     if isinstance(argument, dict):
         argument = list(argument.values())
@@ -125,7 +125,7 @@ def wide(owners: Tensor, rank: int) -> Tensor:
     return owners.reshape(*(1,) * (rank - owners.dim()), *owners.shape)
 
 
-def union(sets: CellSets, values: Sequence[Value]) -> int:
+def union(sets: CellSets, values: Sequence[TensorValue]) -> int:
     """Every cell of some values."""
     found = NONE
     for value in values:

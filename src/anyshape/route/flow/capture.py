@@ -29,7 +29,7 @@ class CaptureFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Program:
+class FlowProgram:
     """A captured graph.
 
     nodes: in order. inputs: the placeholders of the caller's tensors. outputs: what the caller gets.
@@ -50,7 +50,7 @@ class Program:
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
-            rows: bool = False) -> Program:
+            rows: bool = False) -> FlowProgram:
     """The program of a model on example arguments. rows: dim 0 of every tensor argument is a symbol.
 
     Raises:
@@ -91,7 +91,7 @@ def frozen_weights(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, one in model.named_parameters() if not one.requires_grad)
 
 
-def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
+def _program(found: ExportedProgram, frozen: frozenset[str]) -> FlowProgram:
     graph, signature = found.graph, found.graph_signature
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     written = {spec.target for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT}
@@ -121,7 +121,7 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
                   for kind in kinds)
     ranges = {str(symbol): (_limit(own.lower) or 0, _limit(own.upper))
               for symbol, own in found.range_constraints.items()}
-    return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
+    return FlowProgram(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
                    frozenset(literals))
 
 
@@ -179,7 +179,7 @@ def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> 
                  if own != theirs), "")
 
 
-def _text(program: Program) -> list[str]:
+def _text(program: FlowProgram) -> list[str]:
     """A line a node that a result needs, in order; placeholders by name, others by number."""
     needed: set[Node] = set()
     for node in reversed(program.nodes):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from anyshape.route.flow.call import Call, NoRule, Value, wide
+from anyshape.route.flow.call import NoRule, OperatorCall, TensorValue, wide
 from anyshape.route.flow.owners import NONE, CellSets, compressed, uniform
 
 LARGEST_PATTERN = 1 << 22  # elements of a constant whose zeros are looked at
@@ -21,7 +21,7 @@ LARGEST_BATCH = 64  # constants of a batched product
 # ---- products
 
 
-def _zeros(value: Value) -> Tensor | None:
+def _zeros(value: TensorValue) -> Tensor | None:
     """Where a constant is not zero, if it is known and has zeros."""
     if value.known is None or not value.constant or value.known.numel() > LARGEST_PATTERN:
         return None
@@ -29,7 +29,7 @@ def _zeros(value: Value) -> Tensor | None:
     return None if bool(pattern.all()) else pattern
 
 
-def _matrix(sets: CellSets, left: Value, right: Value) -> Tensor:
+def _matrix(sets: CellSets, left: TensorValue, right: TensorValue) -> Tensor:
     """[.., m, k] @ [.., k, n] with equal ranks of at least 2."""
     for own, other, turned in ((right, left, False), (left, right, True)):
         pattern = _zeros(own)
@@ -46,7 +46,7 @@ def _matrix(sets: CellSets, left: Value, right: Value) -> Tensor:
     return sets.join(sets.reduce(left.owners, (-1,)), sets.reduce(right.owners, (-2,)))
 
 
-def _batched(sets: CellSets, pattern: Tensor, other: Value, turned: bool) -> Tensor:
+def _batched(sets: CellSets, pattern: Tensor, other: TensorValue, turned: bool) -> Tensor:
     """A constant [b, ., .] that differs over its batch, with its zeros."""
     if pattern.shape[0] > LARGEST_BATCH or other.rank != 3:
         raise NoRule("a large batch of constants")
@@ -58,50 +58,51 @@ def _batched(sets: CellSets, pattern: Tensor, other: Value, turned: bool) -> Ten
     return torch.stack([one.expand(shape) for one in found])
 
 
-def _with(sets: CellSets, call: Call, product: Tensor, *names: str) -> list[Tensor]:
+def _with(sets: CellSets, call: OperatorCall, product: Tensor, *names: str) -> list[Tensor]:
     rank = len(call.shapes[0])
     return [sets.join(product, call.joined(rank, *names))]
 
 
-def mm(call: Call) -> list[Tensor]:
+def mm(call: OperatorCall) -> list[Tensor]:
     names = ("input", "mat2") if "mat2" in call.named and "mat1" not in call.named else ("mat1", "mat2")
     product = _matrix(call.sets, call.value(names[0]), call.value(names[1]))
     return _with(call.sets, call, product, *(() if names[0] == "input" else ("input",)))
 
 
-def matmul(call: Call) -> list[Tensor]:
+def matmul(call: OperatorCall) -> list[Tensor]:
     """Of any ranks: a vector is a matrix of one row on the left, of one column on the right."""
     left, right = call.value(), call.value("other")
     single = left.rank == 1, right.rank == 1
     rank = max(left.rank, right.rank, 2)
     if single[0]:
-        left = Value(left.owners[None], (1, *left.shape), left.dtype, left.known)
+        left = TensorValue(left.owners[None], (1, *left.shape), left.dtype, left.known)
     if single[1]:
-        right = Value(right.owners[:, None], (*right.shape, 1), right.dtype,
+        right = TensorValue(right.owners[:, None], (*right.shape, 1), right.dtype,
                       None if right.known is None else right.known[:, None])
-    left, right = (Value(wide(one.owners, rank), one.shape, one.dtype, one.known) for one in (left, right))
+    left, right = (TensorValue(wide(one.owners, rank), one.shape, one.dtype, one.known) for one in (left, right))
     found = _matrix(call.sets, left, right)
     found = found[..., 0, :] if single[0] else found
     return [found[..., 0] if single[1] else found]
 
 
-def baddbmm(call: Call) -> list[Tensor]:
+def baddbmm(call: OperatorCall) -> list[Tensor]:
     product = _matrix(call.sets, call.value("batch1"), call.value("batch2"))
     return _with(call.sets, call, product, "input")
 
 
-def linear(call: Call) -> list[Tensor]:
+def linear(call: OperatorCall) -> list[Tensor]:
     value, weight = call.value(), call.value("weight")
     known = None if weight.known is None else weight.known.t()
-    turned = Value(weight.owners.t(), weight.shape[::-1], weight.dtype, known)
+    turned = TensorValue(weight.owners.t(), weight.shape[::-1], weight.dtype, known)
     rank = value.rank
-    turned = Value(wide(turned.owners, rank), turned.shape, turned.dtype, turned.known)
+    turned = TensorValue(wide(turned.owners, rank), turned.shape, turned.dtype, turned.known)
     return _with(call.sets, call, _matrix(call.sets, value, turned), "bias")
 
 
-def dot(call: Call) -> list[Tensor]:
+def dot(call: OperatorCall) -> list[Tensor]:
     """Vectors, and a matrix by a vector."""
-    names = [name for name in ("input", "mat", "tensor", "vec", "other") if isinstance(call.named.get(name), Value)]
+    names = [name for name in ("input", "mat", "tensor", "vec", "other")
+             if isinstance(call.named.get(name), TensorValue)]
     left, right = call.value(names[-2]), call.value(names[-1])
     pattern = _zeros(right)
     if pattern is not None and left.rank == 2:
@@ -124,7 +125,8 @@ def _numbers(given: object, count: int) -> list[int]:
     return found * count if len(found) == 1 else found
 
 
-def _windowed(sets: CellSets, value: Value, out: Sequence[int], ranges: Sequence[list[tuple[int, int, int]]]) -> Tensor:
+def _windowed(sets: CellSets, value: TensorValue, out: Sequence[int],
+              ranges: Sequence[list[tuple[int, int, int]]]) -> Tensor:
     """The join over a box for each place of the last len(out) dims."""
     owners, first = value.owners, value.rank - len(out)
     for place, own in enumerate(ranges):
@@ -134,7 +136,7 @@ def _windowed(sets: CellSets, value: Value, out: Sequence[int], ranges: Sequence
     return owners
 
 
-def pooled(call: Call) -> list[Tensor]:
+def pooled(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     kernel_given = call.named["kernel_size"]
     count = int(call.op.name().split("pool")[1][0])
@@ -147,7 +149,7 @@ def pooled(call: Call) -> list[Tensor]:
     return [_windowed(call.sets, value, out, ranges)] * len(call.shapes)
 
 
-def adaptive_pooled(call: Call) -> list[Tensor]:
+def adaptive_pooled(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     count = int(call.op.name().split("pool")[1][0])
     out, sizes = call.shapes[0][-count:], value.shape[-count:]
@@ -156,7 +158,7 @@ def adaptive_pooled(call: Call) -> list[Tensor]:
     return [_windowed(call.sets, value, out, ranges)] * len(call.shapes)
 
 
-def convolved(call: Call) -> list[Tensor]:
+def convolved(call: OperatorCall) -> list[Tensor]:
     """x [n, c, *s]: the join over the channels of a group and the window of each place."""
     value, weight, sets = call.value(), call.value("weight"), call.sets
     shape = call.shapes[0]
@@ -184,7 +186,7 @@ def convolved(call: Call) -> list[Tensor]:
     if not weight.constant:
         owners = sets.join(owners, uniform(sets.all_of(weight.owners), value.rank))
     bias = call.named.get("bias")
-    if isinstance(bias, Value) and not bias.constant:
+    if isinstance(bias, TensorValue) and not bias.constant:
         owners = sets.join(owners, uniform(sets.all_of(bias.owners), value.rank))
     return [owners]
 
@@ -201,7 +203,7 @@ def _spread(owners: Tensor, dim: int, stride: int) -> Tensor:
 # ---- attention
 
 
-def attended(call: Call) -> list[Tensor]:
+def attended(call: OperatorCall) -> list[Tensor]:
     """query [.., l, e], key [.., s, e], value [.., s, v]: each query joins what its mask lets in."""
     query, key, value, sets = call.value("query"), call.value("key"), call.value("value"), call.sets
     if not query.rank == key.rank == value.rank >= 2:
@@ -217,12 +219,12 @@ def attended(call: Call) -> list[Tensor]:
         pattern = torch.ones(places, positions, dtype=torch.bool).tril()
     else:
         pattern = torch.ones(places, positions, dtype=torch.bool)
-        if isinstance(mask, Value) and mask.known is not None and mask.constant:
+        if isinstance(mask, TensorValue) and mask.known is not None and mask.constant:
             lets = mask.known if mask.known.dtype == torch.bool else mask.known != -math.inf
             lets = lets.expand(*lets.shape[:-2], places, positions)
             pattern = lets.reshape(-1, places, positions).any(0)
             # a row that no key may enter is a NaN or zero, of no key
-        elif isinstance(mask, Value):
+        elif isinstance(mask, TensorValue):
             extra = sets.reduce(wide(mask.owners, query.rank), (-1,))
     found = sets.join(own, sets.pick(seen, pattern)[..., None])
     if extra is not None:
@@ -233,7 +235,7 @@ def attended(call: Call) -> list[Tensor]:
     return [joined] + [uniform(sets.all_of(joined), len(shape)) for shape in call.shapes[1:]]
 
 
-RULES: dict[str, Callable[[Call], list[Tensor]]] = {
+RULES: dict[str, Callable[[OperatorCall], list[Tensor]]] = {
     **dict.fromkeys("mm bmm addmm".split(), mm), "baddbmm": baddbmm, "linear": linear, "matmul": matmul,
     **dict.fromkeys("dot vdot mv addmv".split(), dot),
     **dict.fromkeys("""max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d

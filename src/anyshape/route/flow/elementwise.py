@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anyshape.route.flow.call import Call, NoRule, Value, wide
+from anyshape.route.flow.call import NoRule, OperatorCall, TensorValue, wide
 
 REDUCTIONS = """sum mean amax amin prod any all argmax argmin max min var std var_mean std_mean logsumexp norm median
 linalg_vector_norm nanmedian mode nansum nanmean count_nonzero aminmax kthvalue""".split()
@@ -18,7 +18,7 @@ POINTWISE = "_to_copy to type_as native_dropout dropout bernoulli copy copysign 
 LONGEST_SCAN = 4096
 
 
-def pointwise(call: Call) -> list[Tensor]:
+def pointwise(call: OperatorCall) -> list[Tensor]:
     found = []
     for shape in call.shapes:
         owners = [wide(value.owners, len(shape)) for value in call.values() if value.rank <= len(shape)]
@@ -28,7 +28,7 @@ def pointwise(call: Call) -> list[Tensor]:
     return found
 
 
-def reduced(call: Call) -> list[Tensor]:
+def reduced(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     others = [one for one in call.values() if one is not value]
     if others:  # max(a, b)
@@ -42,7 +42,7 @@ def reduced(call: Call) -> list[Tensor]:
     return [owners] * len(call.shapes)
 
 
-def along(call: Call) -> list[Tensor]:
+def along(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     if value.rank == 0:
         return [value.owners] * len(call.shapes)
@@ -50,7 +50,7 @@ def along(call: Call) -> list[Tensor]:
     return [call.sets.reduce(value.owners, (int(dim) % value.rank,))] * len(call.shapes)
 
 
-def scanned(call: Call) -> list[Tensor]:
+def scanned(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     if value.rank == 0:
         return [value.owners] * len(call.shapes)
@@ -63,24 +63,24 @@ def scanned(call: Call) -> list[Tensor]:
 # ---- normalisations
 
 
-def _affine(call: Call, owners: Tensor, shape: tuple[int, ...], dim: int | None) -> Tensor:
+def _affine(call: OperatorCall, owners: Tensor, shape: tuple[int, ...], dim: int | None) -> Tensor:
     """Owners joined with those of weight and bias: of the last dims, or of one dim."""
     for name in ("weight", "bias"):
         one = call.named.get(name)
-        if isinstance(one, Value):
+        if isinstance(one, TensorValue):
             own = one.owners if dim is None else one.owners.reshape(-1, *(1,) * (len(shape) - dim - 1))
             owners = call.sets.join(owners, wide(own, len(shape)))
     return owners
 
 
-def layer_normed(call: Call) -> list[Tensor]:
+def layer_normed(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     count = len(call.named["normalized_shape"])
     joined = call.sets.reduce(value.owners, range(value.rank - count, value.rank))
     return [_affine(call, joined, value.shape, None), joined, joined][:len(call.shapes)]
 
 
-def group_normed(call: Call) -> list[Tensor]:
+def group_normed(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     groups = int(call.named["group"] if "group" in call.named else call.named["num_groups"])
     batch, channels = value.shape[:2]
@@ -90,10 +90,10 @@ def group_normed(call: Call) -> list[Tensor]:
     return [_affine(call, spread, value.shape, 1), joined[..., 0], joined[..., 0]][:len(call.shapes)]
 
 
-def batch_normed(call: Call) -> list[Tensor]:
+def batch_normed(call: OperatorCall) -> list[Tensor]:
     """With statistics of the batch each channel is joined over all else; with running ones it is pointwise."""
     value = call.value()
-    running = isinstance(call.named.get("running_mean"), Value)
+    running = isinstance(call.named.get("running_mean"), TensorValue)
     training = bool(call.named.get("training", call.named.get("use_input_stats", not running)))
     if "no_training" in call.op.name():
         training = False
@@ -103,7 +103,7 @@ def batch_normed(call: Call) -> list[Tensor]:
     channel = owners.reshape(-1) if training else call.sets.reduce(owners, [d for d in range(value.rank) if d != 1])
     for name in ("running_mean", "running_var"):
         one = call.named.get(name)
-        if isinstance(one, Value):
+        if isinstance(one, TensorValue):
             owners = call.sets.join(owners, wide(one.owners.reshape(-1, *(1,) * (value.rank - 2)), value.rank))
             channel = call.sets.join(channel.reshape(-1), one.owners)
     found = [_affine(call, owners, value.shape, 1)]
@@ -113,7 +113,7 @@ def batch_normed(call: Call) -> list[Tensor]:
     return found
 
 
-RULES: dict[str, Callable[[Call], list[Tensor]]] = {
+RULES: dict[str, Callable[[OperatorCall], list[Tensor]]] = {
     **dict.fromkeys(REDUCTIONS, reduced), **dict.fromkeys(ALONG, along), **dict.fromkeys(SCANS, scanned),
     **dict.fromkeys(POINTWISE, pointwise), "native_layer_norm": layer_normed, "layer_norm": layer_normed,
     "_fused_rms_norm": layer_normed, "rms_norm": layer_normed, "native_group_norm": group_normed,

@@ -16,11 +16,11 @@ from torch.fx import Node
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
 from anyshape.route.flow import routing
-from anyshape.route.flow.call import Call, NoRule, Value, put, union, values_in, wide
-from anyshape.route.flow.capture import Program, draws, is_sized, known_size
+from anyshape.route.flow.call import NoRule, OperatorCall, TensorValue, put, union, values_in, wide
+from anyshape.route.flow.capture import FlowProgram, draws, is_sized, known_size
 from anyshape.route.flow.owners import NONE, TOP, CellSets, compressed, rows, uniform
 from anyshape.route.flow.probe import seems_apart
-from anyshape.route.flow.regions import Region, regions_of, scale_of
+from anyshape.route.flow.regions import RouterCall, regions_of, scale_of
 from anyshape.route.flow.regions import routing as routing_name
 from anyshape.route.flow.rules import rule_of
 
@@ -35,7 +35,7 @@ class Unsized(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class InterpretedProgram:
     """What all interpretations of one program have in common.
 
     at: the size of each symbol. constants: values that no input is in. live: nodes that an input is in, in order.
@@ -43,23 +43,23 @@ class Shared:
     keep rows apart, by their plans. unknown: names of operators that have no rule, as they are met.
     """
 
-    program: Program
+    program: FlowProgram
     sets: CellSets
     at: dict[str, int]
     constants: dict[Node, Any]
     live: tuple[Node, ...]
-    regions: tuple[Region, ...]
+    regions: tuple[RouterCall, ...]
     tainted: frozenset[Node] = frozenset()
-    apart: dict[Node, Region] = field(default_factory=dict)
+    apart: dict[Node, RouterCall] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
 
-    def choices(self, region: Region) -> int:
+    def choices(self, region: RouterCall) -> int:
         """How many branches a cell of a router takes."""
         shape = region.ids.meta["val"].shape
         return int(sized(self, shape[1])) if len(shape) > 1 else 1
 
 
-def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
+def prepare(program: FlowProgram, at: dict[str, int] | None = None) -> InterpretedProgram:
     """Constants evaluated, and each region asked whether it keeps rows apart.
 
     Raises:
@@ -72,8 +72,8 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
                 static.add(node)
         elif _is_size(node) or (all(one in static for one in node.all_input_nodes) and not draws(node)):
             static.add(node)
-    shared = Shared(program, CellSets(), at or {}, {}, tuple(one for one in program.nodes if one not in static
-                    and one.op not in ("placeholder", "output")), regions_of(program.nodes))
+    computed = tuple(one for one in program.nodes if one not in static and one.op not in ("placeholder", "output"))
+    shared = InterpretedProgram(program, CellSets(), at or {}, {}, computed, regions_of(program.nodes))
     for node in program.nodes:
         if node in static:
             shared.constants[node] = _constant(shared, node)
@@ -87,32 +87,32 @@ def _is_size(node: Node) -> bool:
     return str(node.target).startswith(("aten.sym_size", "aten.sym_numel"))
 
 
-def _described(shared: Shared, node: Node) -> Any:
+def _described(shared: InterpretedProgram, node: Node) -> Any:
     """The shape, or the tuple of shapes, of a node's results as values of no cell."""
     def one(meta: Any) -> Any:
         if isinstance(meta, Tensor):
             shape = tuple(sized(shared, size) for size in meta.shape)
-            return Value(uniform(NONE, len(shape)), shape, meta.dtype)
+            return TensorValue(uniform(NONE, len(shape)), shape, meta.dtype)
         if isinstance(meta, (list, tuple)):
             return [one(part) for part in meta]
         return sized(shared, meta)
     return one(node.meta.get("val"))
 
 
-def sized(shared: Shared, number: Any) -> Any:
+def sized(shared: InterpretedProgram, number: Any) -> Any:
     found = known_size(number, shared.at)
     if is_sized(found):
         raise Unsized(f"the size {found} is data")
     return found
 
 
-def _constant(shared: Shared, node: Node) -> Any:
+def _constant(shared: InterpretedProgram, node: Node) -> Any:
     if node.op == "get_attr":
         return None
     described = _described(shared, node)
     if node.op == "placeholder":
         held = shared.program.fixed.get(node)
-        return described if held is None else Value(described.owners, tuple(held.shape), held.dtype, held)
+        return described if held is None else TensorValue(described.owners, tuple(held.shape), held.dtype, held)
     if not values_in(described):
         return described
     if node.target is operator.getitem:
@@ -128,17 +128,17 @@ def _constant(shared: Shared, node: Node) -> Any:
     with torch.no_grad():
         found = node.target(*put(args, _numbers), **put(kwargs, _numbers))  # type: ignore[operator]
     found = found if isinstance(found, (list, tuple)) else [found]
-    values = [Value(one.owners, one.shape, one.dtype, real)
+    values = [TensorValue(one.owners, one.shape, one.dtype, real)
               for one, real in zip(values_in(described), found, strict=True)]
-    return values[0] if isinstance(described, Value) else values
+    return values[0] if isinstance(described, TensorValue) else values
 
 
-def _numbers(value: Value) -> Tensor:
+def _numbers(value: TensorValue) -> Tensor:
     assert value.known is not None
     return value.known
 
 
-def _argument(shared: Shared, env: Mapping[Node, Any], default: int, given: Any) -> Any:
+def _argument(shared: InterpretedProgram, env: Mapping[Node, Any], default: int, given: Any) -> Any:
     if isinstance(given, Node):
         if given in env:
             return env[given]
@@ -154,14 +154,14 @@ def _argument(shared: Shared, env: Mapping[Node, Any], default: int, given: Any)
     return sized(shared, given) if is_sized(given) else given
 
 
-def _all(value: Value, owner: int) -> Value:
-    return Value(uniform(owner, value.rank), value.shape, value.dtype)
+def _all(value: TensorValue, owner: int) -> TensorValue:
+    return TensorValue(uniform(owner, value.rank), value.shape, value.dtype)
 
 
 # ---- one interpretation
 
 
-def interpret(shared: Shared, seeds: Mapping[Node, Tensor], *, default: int = NONE,
+def interpret(shared: InterpretedProgram, seeds: Mapping[Node, Tensor], *, default: int = NONE,
               among: frozenset[Node] | None = None, probes: bool = False) -> dict[Node, Any]:
     """The values of live nodes.
 
@@ -174,7 +174,7 @@ def interpret(shared: Shared, seeds: Mapping[Node, Tensor], *, default: int = NO
     env: dict[Node, Any] = {}
     for node, owners in seeds.items():
         described = _described(shared, node)
-        env[node] = put(described, lambda one, own=owners: Value(_fit(own, one), one.shape, one.dtype))
+        env[node] = put(described, lambda one, own=owners: TensorValue(_fit(own, one), one.shape, one.dtype))
     for node in shared.live:
         if node in env or (among is not None and node not in among):
             continue
@@ -182,11 +182,11 @@ def interpret(shared: Shared, seeds: Mapping[Node, Tensor], *, default: int = NO
     return env
 
 
-def _fit(owners: Tensor, value: Value) -> Tensor:
+def _fit(owners: Tensor, value: TensorValue) -> Tensor:
     return owners.reshape(-1, *(1,) * (value.rank - 1)) if owners.dim() == 1 and value.rank else owners
 
 
-def _step(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, probes: bool) -> Any:
+def _step(shared: InterpretedProgram, env: Mapping[Node, Any], default: int, node: Node, probes: bool) -> Any:
     args, kwargs = (_argument(shared, env, default, one) for one in (node.args, node.kwargs))
     target: Any = node.target
     if target is operator.getitem:
@@ -202,14 +202,15 @@ def _step(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, pro
     elif sized_wrongly(node, name, outs, args):
         owners = [uniform(TOP, one.rank) for one in outs]
     else:
-        call = Call(target, args, kwargs, _named(target, args, kwargs), tuple(one.shape for one in outs), shared.sets)
+        call = OperatorCall(target, args, kwargs, _named(target, args, kwargs), tuple(one.shape for one in outs),
+                            shared.sets)
         owners = _owners(shared, env, default, node, call, name, probes)
-    found = iter([Value(compressed(_checked(own, one)), one.shape, one.dtype)
+    found = iter([TensorValue(compressed(_checked(own, one)), one.shape, one.dtype)
                   for own, one in zip(owners, outs, strict=True)])
     return put(described, lambda _: next(found))
 
 
-def _checked(owners: Tensor, value: Value) -> Tensor:
+def _checked(owners: Tensor, value: TensorValue) -> Tensor:
     """A rule's owners, which must broadcast to the value."""
     owners = wide(owners, value.rank) if owners.dim() < value.rank else owners
     fits = owners.dim() == value.rank and all(one in (1, size) for one, size in zip(owners.shape, value.shape))
@@ -226,8 +227,8 @@ def _named(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     return dict(bound.arguments)
 
 
-def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, call: Call, name: str,
-            probes: bool) -> list[Tensor]:
+def _owners(shared: InterpretedProgram, env: Mapping[Node, Any], default: int, node: Node, call: OperatorCall,
+            name: str, probes: bool) -> list[Tensor]:
     space, _, word = name.partition("::")
     word = word.split(".")[0]
     if space == "anyshape_route":
@@ -252,18 +253,19 @@ def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, c
     return [uniform(union(shared.sets, call.values()), len(shape)) for shape in call.shapes]
 
 
-def _ids(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, word: str) -> Value | None:
+def _ids(shared: InterpretedProgram, env: Mapping[Node, Any], default: int, node: Node,
+         word: str) -> TensorValue | None:
     """The ids by which a combine, or a grouped_take, finds rows, where their region keeps rows apart."""
     if word not in ("combine", "grouped_take"):
         return None
     for region in shared.apart.values():
         if node in region.combines or (word == "grouped_take" and scale_of(node.args[1], region) is not None):
             found = _argument(shared, env, default, region.ids)
-            return found if isinstance(found, Value) else None
+            return found if isinstance(found, TensorValue) else None
     return None
 
 
-def sized_wrongly(node: Node, name: str, outs: list[Value], args: tuple[Any, ...]) -> bool:
+def sized_wrongly(node: Node, name: str, outs: list[TensorValue], args: tuple[Any, ...]) -> bool:
     """Whether a number that is no size of the result is made from the number of rows."""
     word = name.partition("::")[2].split(".")[0]
     if word in SIZES:
@@ -271,7 +273,7 @@ def sized_wrongly(node: Node, name: str, outs: list[Value], args: tuple[Any, ...
     symbolic = [one for one in _flat(node.args) + _flat(node.kwargs) if _is_symbolic(one)]
     if not symbolic:
         return False
-    whole = word == "slice" and isinstance(args[0], Value) and outs[0].shape == args[0].shape
+    whole = word == "slice" and isinstance(args[0], TensorValue) and outs[0].shape == args[0].shape
     plan = name.startswith("anyshape_route::") and word in ("merge_rows", "grouped_take")
     return not (whole or plan)
 
@@ -289,7 +291,7 @@ def _is_symbolic(given: Any) -> bool:
 # ---- regions
 
 
-def prove_apart(shared: Shared) -> None:
+def prove_apart(shared: InterpretedProgram) -> None:
     """Finds the regions each of whose rows is computed from its own row alone, the innermost first."""
     for region in reversed(shared.regions):
         shared.apart[region.plan] = region  # its own ends count while it is asked
@@ -301,24 +303,24 @@ def prove_apart(shared: Shared) -> None:
             del shared.apart[region.plan]
 
 
-def starts_of(region: Region) -> list[Node]:
+def starts_of(region: RouterCall) -> list[Node]:
     """The nodes with which a region's body begins: its dispatches, and parameters taken by row."""
     taken = [node for node in region.body if routing_name(node) == "grouped_take"
              and scale_of(node.args[1], region) is not None]
     return [*region.dispatches, *taken]
 
 
-def row_seeds(shared: Shared, node: Node) -> Tensor:
+def row_seeds(shared: InterpretedProgram, node: Node) -> Tensor:
     """Owners by which position i along dim 0 is row i."""
     return rows(sized(shared, node.meta["val"].shape[0]), node.meta["val"].dim())
 
 
-def _apart(shared: Shared, env: Mapping[Node, Any], node: Any) -> bool:
+def _apart(shared: InterpretedProgram, env: Mapping[Node, Any], node: Any) -> bool:
     value = _argument(shared, env, TOP, node)
-    return isinstance(value, Value) and is_apart(shared.sets, value)
+    return isinstance(value, TensorValue) and is_apart(shared.sets, value)
 
 
-def is_apart(sets: CellSets, value: Value) -> bool:
+def is_apart(sets: CellSets, value: TensorValue) -> bool:
     """Whether position i along dim 0 is of row i, or of none."""
     if not value.rank:
         return value.constant

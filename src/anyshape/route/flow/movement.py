@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anyshape.route.flow.call import Call, NoRule, Value, values_in, wide
+from anyshape.route.flow.call import NoRule, OperatorCall, TensorValue, values_in, wide
 from anyshape.route.flow.owners import NONE, uniform
 
 # ---- movements of the first argument (a tensor, or a list of them); zeros that they fill in are of no cell
@@ -25,17 +25,17 @@ atleast_3d swapaxes block_diag constant_pad_nd pad repeat_interleave meshgrid di
 TWO = "slice_scatter select_scatter diagonal_scatter".split()  # the second argument moves as well
 
 
-def run_on_owners(call: Call) -> list[Tensor]:
+def run_on_owners(call: OperatorCall) -> list[Tensor]:
     if any(isinstance(one, torch.dtype) for one in call.args):  # view(dtype) may cut numbers in pieces
         raise NoRule("another dtype's view")
     return call.rerun(1)
 
 
-def run_on_both(call: Call) -> list[Tensor]:
+def run_on_both(call: OperatorCall) -> list[Tensor]:
     return call.rerun(2)
 
 
-def padded(call: Call) -> list[Tensor]:
+def padded(call: OperatorCall) -> list[Tensor]:
     value = call.value()
     if call.named.get("mode", "constant") != "constant":
         return call.rerun(1)
@@ -46,11 +46,11 @@ def padded(call: Call) -> list[Tensor]:
 # ---- gathers
 
 
-def _known(*values: Value) -> bool:
+def _known(*values: TensorValue) -> bool:
     return all(one.known is not None and one.constant for one in values)
 
 
-def gathered(call: Call) -> list[Tensor]:
+def gathered(call: OperatorCall) -> list[Tensor]:
     value, index = call.value(), call.value("index")
     if _known(index):
         return call.rerun(1)
@@ -63,7 +63,7 @@ def gathered(call: Call) -> list[Tensor]:
     return [call.sets.join(taken, index.owners)]
 
 
-def index_selected(call: Call) -> list[Tensor]:
+def index_selected(call: OperatorCall) -> list[Tensor]:
     value, index = call.value(), call.value("index")
     if _known(index):
         return call.rerun(1)
@@ -73,7 +73,7 @@ def index_selected(call: Call) -> list[Tensor]:
     return [call.sets.join(taken, wide(own, value.rank))]
 
 
-def indexed(call: Call) -> list[Tensor]:
+def indexed(call: OperatorCall) -> list[Tensor]:
     """x[i, :, j]: with known indices a movement; else a join along the indexed dims, and the indices' owners."""
     value = call.value()
     given = list(call.named["indices"])
@@ -96,7 +96,7 @@ def indexed(call: Call) -> list[Tensor]:
     return [call.sets.join(taken, wide(own, taken.dim()))]
 
 
-def embedded(call: Call) -> list[Tensor]:
+def embedded(call: OperatorCall) -> list[Tensor]:
     """weight [V, W] by indices [*]: [*, W]."""
     weight, indices = call.value("weight"), call.value("indices")
     taken = call.sets.reduce(weight.owners, (0,)).reshape(-1)
@@ -106,11 +106,11 @@ def embedded(call: Call) -> list[Tensor]:
 # ---- writes
 
 
-def scattered(call: Call) -> list[Tensor]:
+def scattered(call: OperatorCall) -> list[Tensor]:
     """scatter, scatter_add, scatter_reduce along a dim: a written place may hold any source along that dim."""
     value, index = call.value(), call.value("index")
     source = call.named.get("src", call.named.get("value"))
-    own = [index.owners] + ([source.owners] if isinstance(source, Value) else [])
+    own = [index.owners] + ([source.owners] if isinstance(source, TensorValue) else [])
     if value.rank != index.rank or value.rank == 0:
         raise NoRule("ranks differ")
     dim = int(call.named["dim"]) % value.rank
@@ -123,7 +123,7 @@ def scattered(call: Call) -> list[Tensor]:
     return [call.sets.join(value.owners, whole - 1)]
 
 
-def index_written(call: Call) -> list[Tensor]:
+def index_written(call: OperatorCall) -> list[Tensor]:
     """index_put: exact where the indices are known and replace; else every written place may hold any source."""
     value, source = call.value(), call.value("values")
     indices = [one for one in call.named["indices"] if one is not None]
@@ -135,10 +135,10 @@ def index_written(call: Call) -> list[Tensor]:
     raise NoRule("a write by data")
 
 
-def where(call: Call) -> list[Tensor]:
+def where(call: OperatorCall) -> list[Tensor]:
     """where(condition, a, b): with a known condition each place takes one of the two."""
     condition, rank = call.value("condition"), len(call.shapes[0])
-    sides = [one.owners if isinstance(one := call.named.get(name), Value) else uniform(NONE, 0)
+    sides = [one.owners if isinstance(one := call.named.get(name), TensorValue) else uniform(NONE, 0)
              for name in ("input", "other")]
     sides = [wide(one, rank) for one in sides]
     if _known(condition):
@@ -146,23 +146,23 @@ def where(call: Call) -> list[Tensor]:
     return [call.sets.join(wide(condition.owners, rank), *sides)]
 
 
-def mask_filled(call: Call) -> list[Tensor]:
+def mask_filled(call: OperatorCall) -> list[Tensor]:
     rank, mask = len(call.shapes[0]), call.value("mask")
     value, fill = call.value(), call.named.get("value")
-    fresh = wide(fill.owners, rank) if isinstance(fill, Value) else uniform(NONE, rank)
+    fresh = wide(fill.owners, rank) if isinstance(fill, TensorValue) else uniform(NONE, rank)
     if _known(mask):
         return [torch.where(wide(mask.known, rank), fresh, wide(value.owners, rank))]
     return [call.sets.join(wide(value.owners, rank), wide(mask.owners, rank), fresh)]
 
 
-def fresh_numbers(call: Call) -> list[Tensor]:
+def fresh_numbers(call: OperatorCall) -> list[Tensor]:
     """zeros_like and its kind: no operand's numbers are read, only those of a fill."""
     own = [one for name, one in call.named.items() if name in ("fill_value", "value") and values_in(one)]
     owner = call.sets.all_of(own[0].owners) if own else NONE
     return [uniform(owner, len(shape)) for shape in call.shapes]
 
 
-RULES: dict[str, Callable[[Call], list[Tensor]]] = {
+RULES: dict[str, Callable[[OperatorCall], list[Tensor]]] = {
     **dict.fromkeys(ONE, run_on_owners), **dict.fromkeys(TWO, run_on_both), "constant_pad_nd": padded, "pad": padded,
     "gather": gathered, "index_select": index_selected, "index": indexed, "_unsafe_index": indexed,
     "embedding": embedded, "scatter": scattered, "scatter_add": scattered, "scatter_reduce": scattered,

@@ -7,13 +7,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anyshape.route.flow.call import Call, put
+from anyshape.route.flow.call import OperatorCall, put
 
 LARGEST = 1 << 20  # elements of a probe's operands
 ROWS = 8  # rows that are changed, one after the other
 
 
-def seems_apart(call: Call) -> bool | None:
+def seems_apart(call: OperatorCall) -> bool | None:
     """False: a change of one row reaches another. True: none of these changes does. None: it cannot be asked."""
     values = call.values()
     counts = {one.shape[0] for one in values if not one.constant and one.rank}
@@ -40,7 +40,7 @@ def seems_apart(call: Call) -> bool | None:
     return True
 
 
-def _results(call: Call, drawn: list[Tensor]) -> list[Tensor]:
+def _results(call: OperatorCall, drawn: list[Tensor]) -> list[Tensor]:
     rest = iter([one.clone() for one in drawn])
     args = put(call.args, lambda _: next(rest))
     with torch.no_grad():

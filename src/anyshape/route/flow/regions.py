@@ -18,7 +18,7 @@ from anyshape.route.flow.capture import module_of
 
 
 @dataclass(frozen=True)
-class Region:
+class RouterCall:
     """One call of a router. name: of the router's module; further calls of the same one end in `:1`, `:2` and so on.
 
     cells, choices: how many cells are routed, and k. branches: how many there are.
@@ -55,9 +55,9 @@ def followers(starts: Iterable[Node], ends: Iterable[Node]) -> frozenset[Node]:
     return frozenset(found)
 
 
-def regions_of(nodes: Sequence[Node]) -> tuple[Region, ...]:
+def regions_of(nodes: Sequence[Node]) -> tuple[RouterCall, ...]:
     """The regions of a graph, in the order of their plans."""
-    found: list[Region] = []
+    found: list[RouterCall] = []
     seen: dict[str, int] = {}
     for node in nodes:
         if routing(node) != "route_plan":
@@ -74,7 +74,7 @@ def regions_of(nodes: Sequence[Node]) -> tuple[Region, ...]:
                  and _scale(one.args[1], parts.get(2)) is not None]
         ids, branches = node.args[0], node.args[1]
         assert isinstance(ids, Node)
-        found.append(Region(f"{name}:{number}" if number else name, node, ids, order, inverse, parts.get(2),
+        found.append(RouterCall(f"{name}:{number}" if number else name, node, ids, order, inverse, parts.get(2),
                             dispatches, combines, followers((*dispatches, *taken), combines),
                             _count(branches)))
     return tuple(found)
@@ -84,7 +84,7 @@ def _count(branches: Any) -> int:
     return branches if isinstance(branches, int) else 0
 
 
-def scale_of(ends: Any, region: Region) -> int | None:
+def scale_of(ends: Any, region: RouterCall) -> int | None:
     """How many rows of `ends` stand for one row of the region: ends, or ends times a whole number; None: neither."""
     return _scale(ends, region.ends)
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from anyshape.route.flow.call import Call, Value, union
+from anyshape.route.flow.call import OperatorCall, TensorValue, union
 from anyshape.route.flow.owners import TOP, uniform
-from anyshape.route.flow.regions import Region, scale_of
+from anyshape.route.flow.regions import RouterCall, scale_of
 
 ENDS = {"split_rows": 1, "grouped_take": 1, "grouped_linear": 2, "grouped_conv": 2}  # the place of the argument
 
 
-def transfer(call: Call, name: str, node: Node, apart: Mapping[Node, Region], ids: Value | None,
+def transfer(call: OperatorCall, name: str, node: Node, apart: Mapping[Node, RouterCall], ids: TensorValue | None,
              size: Callable[[Any], int]) -> list[Tensor] | None:
     """Owners of the results of a routing operator; None: it is not known here.
 
@@ -41,7 +41,7 @@ def transfer(call: Call, name: str, node: Node, apart: Mapping[Node, Region], id
     if name == "split_rows":
         return [first.owners] * len(call.shapes)
     if name in ("grouped_linear", "grouped_conv"):
-        others = [one for one in (call.named["weight"], call.named["bias"]) if isinstance(one, Value)]
+        others = [one for one in (call.named["weight"], call.named["bias"]) if isinstance(one, TensorValue)]
         rows = call.sets.reduce(first.owners, range(1, first.rank))
         return [call.sets.join(rows, uniform(union(call.sets, others), first.rank))]
     if name == "grouped_take":
@@ -54,7 +54,7 @@ def transfer(call: Call, name: str, node: Node, apart: Mapping[Node, Region], id
     return None
 
 
-def _own_ends(node: Node, apart: Mapping[Node, Region], call: Call, size: Callable[[Any], int]) -> bool:
+def _own_ends(node: Node, apart: Mapping[Node, RouterCall], call: OperatorCall, size: Callable[[Any], int]) -> bool:
     """Whether the ends that an operator reads are those of a plan of which its rows are."""
     ends = node.args[ENDS[_named(node)]]
     rows = call.shapes[0][0]
@@ -69,10 +69,10 @@ def _named(node: Node) -> str:
     return str(node.target.name()).split("::")[1].split(".")[0]  # type: ignore[union-attr,operator]
 
 
-def _combined(call: Call, ids: Value | None) -> list[Tensor]:
+def _combined(call: OperatorCall, ids: TensorValue | None) -> list[Tensor]:
     rows, choices, shape = call.args[0], int(call.named["choices"]), call.shapes[0]
     weights = call.named.get("weights")
-    others = [one for one in (ids, weights) if isinstance(one, Value)]
+    others = [one for one in (ids, weights) if isinstance(one, TensorValue)]
     if ids is None:  # rows are not apart, or the plan is not known
         return [uniform(TOP, len(shape))]
     owners = rows.owners

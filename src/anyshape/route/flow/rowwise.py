@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from anyshape.route.flow.call import Value, values_in
-from anyshape.route.flow.capture import CaptureFailed, Program, capture, draws, is_sized
+from anyshape.route.flow.call import TensorValue, values_in
+from anyshape.route.flow.capture import CaptureFailed, FlowProgram, capture, draws, is_sized
 from anyshape.route.flow.interpret import (
     SIZES,
-    Shared,
+    InterpretedProgram,
     Unsized,
     interpret,
     is_apart,
@@ -85,7 +85,7 @@ def _like(example: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros((COUNTS[0], *one.shape[1:]), dtype=one.dtype, device=one.device) for one in example]
 
 
-def _rows_symbols(program: Program, inputs: Sequence[Node]) -> tuple[tuple[str, ...], str]:
+def _rows_symbols(program: FlowProgram, inputs: Sequence[Node]) -> tuple[tuple[str, ...], str]:
     """The names of the symbols that stand for the number of rows of inputs, and "", or why a number is not possible."""
     found: set[str] = set()
     for node in inputs:
@@ -104,11 +104,11 @@ def _rows_symbols(program: Program, inputs: Sequence[Node]) -> tuple[tuple[str, 
     return tuple(found), ""
 
 
-def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
+def _at_counts(program: FlowProgram, symbols: tuple[str, ...]) -> Verdict:
     shares = [prepare(program, dict.fromkeys(symbols, count)) for count in COUNTS]
     tainted = _tainted(shares)
     for count, plain in zip(COUNTS, shares, strict=True):
-        shared = Shared(program, plain.sets, plain.at, plain.constants, plain.live, plain.regions, tainted)
+        shared = InterpretedProgram(program, plain.sets, plain.at, plain.constants, plain.live, plain.regions, tainted)
         prove_apart(shared)
         seeds = {node: rows(count, node.meta["val"].dim()) for node in program.inputs}
         found = interpret(shared, seeds)
@@ -120,18 +120,20 @@ def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
     return Verdict("yes")
 
 
-def _seeded(program: Program, count: int) -> dict[Node, Value]:
+def _seeded(program: FlowProgram, count: int) -> dict[Node, TensorValue]:
     metas = {node: node.meta["val"] for node in program.inputs}
-    return {node: Value(rows(count, meta.dim()), (count, *meta.shape[1:]), meta.dtype) for node, meta in metas.items()}
+    return {node: TensorValue(rows(count, meta.dim()), (count, *meta.shape[1:]), meta.dtype)
+            for node, meta in metas.items()}
 
 
-def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozenset[Node], count: int) -> Verdict:
+def _output(shared: InterpretedProgram, found: dict[Node, Any], output: Any, tainted: frozenset[Node],
+            count: int) -> Verdict:
     value = found.get(output) if isinstance(output, Node) else None
     if value is None and isinstance(output, Node) and output not in tainted:
         value = shared.constants.get(output)
     if any(output in region.body for region in shared.regions):
         return Verdict("unknown", "a result is in the order of a router's branches")
-    if not isinstance(value, Value) or not value.rank or value.shape[0] != count:
+    if not isinstance(value, TensorValue) or not value.rank or value.shape[0] != count:
         return Verdict("unknown", "a result does not have a row for each row")
     if is_apart(shared.sets, value):
         return Verdict("yes")
@@ -143,16 +145,16 @@ def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozen
     return Verdict("no" if sure and not tainted else "unknown", f"{where} joins rows, or depends on which row it is")
 
 
-def first_mixed(shared: Shared, found: dict[Node, Any]) -> str:
+def first_mixed(shared: InterpretedProgram, found: dict[Node, Any]) -> str:
     """The first operator whose result is not of one row alone."""
     for node in shared.live:
         value = found.get(node)
-        if isinstance(value, Value) and value.rank and int(value.owners.min()) < -1:
+        if isinstance(value, TensorValue) and value.rank and int(value.owners.min()) < -1:
             return str(node.target)
     return "an operator that moves rows"
 
 
-def _tainted(shares: list[Shared]) -> frozenset[Node]:
+def _tainted(shares: list[InterpretedProgram]) -> frozenset[Node]:
     """Constants that are not the same for each row and for any number of rows."""
     found: set[Node] = set()
     for node, one in shares[0].constants.items():
@@ -259,7 +261,7 @@ def constant_rows(module: nn.Module, *example: Tensor) -> tuple[tuple[tuple[int,
         return None, "it draws random numbers"
     output = program.outputs[0]
     found = [shared.constants.get(output) if isinstance(output, Node) else None for shared in shares]
-    known = [value.known for value in found if isinstance(value, Value) and value.known is not None]
+    known = [value.known for value in found if isinstance(value, TensorValue) and value.known is not None]
     if len(known) < 2:
         return None, "the decision depends on the cells, or on parameters"
     if _reads_held(program, output):
@@ -272,7 +274,7 @@ def constant_rows(module: nn.Module, *example: Tensor) -> tuple[tuple[tuple[int,
     return (tuple(int(one) for one in known[0][0].reshape(-1)), len(program.outputs)), ""
 
 
-def _reads_held(program: Program, output: Node) -> bool:
+def _reads_held(program: FlowProgram, output: Node) -> bool:
     """Whether a result is computed from a tensor that the module holds, which may change."""
     stack, seen = [output], set()
     while stack:

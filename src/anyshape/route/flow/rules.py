@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from anyshape.route.flow import contraction, elementwise, movement
-from anyshape.route.flow.call import Call
+from anyshape.route.flow.call import OperatorCall
 
 RULES = {**elementwise.RULES, **movement.RULES, **contraction.RULES}
 # no result, or numbers alone
@@ -24,7 +24,7 @@ def word_of(target: Any) -> str:
     return name.split(".")[0] if space == "aten" else ""
 
 
-def rule_of(target: Any) -> Callable[[Call], list[Tensor]] | None:
+def rule_of(target: Any) -> Callable[[OperatorCall], list[Tensor]] | None:
     """The rule of an ATen operator."""
     found = RULES.get(word_of(target))
     if found is None and word_of(target) and torch.Tag.pointwise in target.tags:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from anyshape.route.core.router import Router
 from anyshape.route.core.routes import checked
 from anyshape.route.flow import constant_rows
-from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
 from anyshape.route.profile.first_calls import first_calls, routed_cells
 from anyshape.route.profile.routers import routers_of
 
@@ -124,7 +124,7 @@ class _Decision(nn.Module):
         return routes.ids if routes.weights is None else (routes.ids, routes.weights)
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     if context.example is None:
         return [Decision(name, NAME, False, "there are no example inputs") for name in context.routers]
     cells = first_calls(context.model, context.routers, context.example, _cells_alone)

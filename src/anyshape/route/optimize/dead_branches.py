@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anyshape.route.core.router import run_split
-from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
 from anyshape.route.profile.routers import routers_of
 
 NAME = "dead_branches"
@@ -47,7 +47,7 @@ class GuardedBranches(nn.ModuleList):
         return run_split([self[number] for number in self.live], rows, ends[list(self.live)])  # no row is of a dead one
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     if context.compile is not None:
         return [Decision(name, NAME, False, "the guard reads data, which a program that is compiled whole does not")
                 for name in context.routers]

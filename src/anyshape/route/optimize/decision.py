@@ -68,7 +68,7 @@ class FlowSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class DecisionContext:
     """What optimisations decide from.
 
     memory_limit: bytes that weights may take, 0 for no limit. decisions: those of optimisations before this one.
@@ -117,7 +117,7 @@ class Optimisation(Protocol):
     @property
     def NAME(self) -> str: ...
 
-    def propose(self, context: Context) -> list[Decision]: ...
+    def propose(self, context: DecisionContext) -> list[Decision]: ...
 
     def apply(self, model: nn.Module, decision: Decision, compile: Compile | None) -> nn.Module: ...
 

@@ -76,21 +76,21 @@ class Limits:
     size: float
 
 
-class Gate:
+class NoiseGate:
     """The noise gate of a profile; for each length of windows it is calibrated once."""
 
     def __init__(self, profile: Profile, quantile: float, draws: int = 500) -> None:
         self.profile, self.quantile, self.draws = profile, quantile, draws
         self.known: dict[tuple[str, int], Limits] = {}
 
-    def learned(self, window: Profile) -> Gate:
+    def learned(self, window: Profile) -> NoiseGate:
         """The gate of one window more, which passed as noise; this one where the profile has enough calls. So a gate
         that was made of few calls is soon calibrated, and does not follow loads that change slowly."""
         if min((one.calls for one in self.profile.records.values()), default=0) >= ENOUGH:
             return self
         both = self.profile.merge(window)
         records = {name: replace(one, decided=()) for name, one in both.records.items()}
-        return Gate(Profile(both.model, records), self.quantile, self.draws)
+        return NoiseGate(Profile(both.model, records), self.quantile, self.draws)
 
     def limits(self, name: str, calls: int) -> Limits:
         """From blocks of consecutive calls of the profile's sample. Windows longer than a quarter of it are judged by

@@ -31,7 +31,7 @@ from anyshape.route.core.router import Router, run_split
 from anyshape.route.core.stack import StackError, difference, stack
 from anyshape.route.core.stacked_lowerings import BucketedBranches, StackedClasses
 from anyshape.route.optimize.capacities import choose, piecewise
-from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
 from anyshape.route.profile.first_calls import first_calls, routed_cells
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
@@ -46,7 +46,7 @@ PRICE = 0.01  # of a call: what a capacity has to save to be worth having
 MARGIN = 1.05  # how many times faster what replaces the branches has to be
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     """One decision for each router whose branches are a list."""
     routers = {name: router for name, router in context.routers.items() if not router.grouped}
     cells = {} if context.example is None else first_calls(context.model, routers, context.example, routed_cells)
@@ -65,7 +65,7 @@ def classes_of(branches: Sequence[nn.Module]) -> list[list[int]]:
     return found
 
 
-def _propose(context: Context, name: str, router: Router, cells: tuple[Tensor, ...] | None) -> Decision:
+def _propose(context: DecisionContext, name: str, router: Router, cells: tuple[Tensor, ...] | None) -> Decision:
     branches = list(router.branches)
     classes = classes_of(branches)
     if len(classes) == len(branches):

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 from anyshape.route.core.routes import Routes, checked
-from anyshape.route.optimize.decision import Compile, Context, Decision
-from anyshape.route.placement import Placement, PlacementProblem, Trace, contiguous, solve
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
+from anyshape.route.placement import Placement, PlacementProblem, RoutingTrace, contiguous, solve
 from anyshape.route.placement import cost as placement_cost
 from anyshape.route.placement.problem import problem
 from anyshape.route.preload.layout import stacked_tensors
@@ -35,7 +35,7 @@ LEAST_GAIN = 0.01  # of the cost: a smaller one is not worth a change
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class PlacementVerdict:
     """What held-out calls say of a placement. taken: whether to change. gain: bytes saved in a mean call, with its
     standard error; before, after: traffic of a mean call; moved: bytes to move once."""
 
@@ -49,7 +49,7 @@ class Verdict:
     moved: float
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     """On one device there is nothing to place; see `place`."""
     return [Decision("", NAME, False, "there is one device; its run-time part comes with several machines "
                                       "(optimize.place.place plans for them)")] if context.routers else []
@@ -67,7 +67,8 @@ def place(profile: Profile, devices: int, routers: Sequence[str] = (), *, cell_b
         InputError: as problem.
     """
     names = list(routers) or list(profile.routers)
-    found = plan(Trace.of(profile, names), devices, cell_bytes=cell_bytes, branch_bytes=branch_bytes, seed=seed, **more)
+    found = plan(RoutingTrace.of(profile, names), devices, cell_bytes=cell_bytes, branch_bytes=branch_bytes, seed=seed,
+                 **more)
     gain = found.before / found.after if found.after else None
     options = {"orders": {name: order.tolist() for name, order in zip(names, found.placement.orders(), strict=True)},
                "devices": {name: own.tolist() for name, own in zip(names, found.placement.devices, strict=True)},
@@ -76,8 +77,8 @@ def place(profile: Profile, devices: int, routers: Sequence[str] = (), *, cell_b
                     "it is a permutation: any placement has the same results", options if found.taken else {})
 
 
-def plan(trace: Trace, devices: int, *, cell_bytes: float = 1.0, branch_bytes: float = 0.0,
-         current: Placement | None = None, seed: int = 0, restarts: int = 6, **more: Any) -> Verdict:
+def plan(trace: RoutingTrace, devices: int, *, cell_bytes: float = 1.0, branch_bytes: float = 0.0,
+         current: Placement | None = None, seed: int = 0, restarts: int = 6, **more: Any) -> PlacementVerdict:
     """A placement found on the earlier half of a trace and judged on the later half, against the current one
     (contiguous blocks where left out)."""
     known, held_out = trace.split()
@@ -88,7 +89,7 @@ def plan(trace: Trace, devices: int, *, cell_bytes: float = 1.0, branch_bytes: f
     return judged(task, solve(task, restarts=restarts, seed=seed), now, held_out)
 
 
-def judged(task: PlacementProblem, found: Placement, now: Placement, held_out: Trace) -> Verdict:
+def judged(task: PlacementProblem, found: Placement, now: Placement, held_out: RoutingTrace) -> PlacementVerdict:
     """Whether calls that nobody planned with say that a change pays."""
     before, after = (np.stack(held_out.costs(task, one)) for one in (now, found))
     gains, moved = (before - after).sum(0), placement_cost(task, found).moved
@@ -106,7 +107,7 @@ def judged(task: PlacementProblem, found: Placement, now: Placement, held_out: T
         taken, why = False, f"{words}, and {moved:.4g} bytes to move do not pay within {task.horizon:g} calls"
     else:
         taken, why = True, f"{words}; traffic {traffic[0]:.4g} -> {traffic[1]:.4g}, {moved:.4g} bytes move once"
-    return Verdict(taken, why, found, gain, error, traffic[0], traffic[1], moved)
+    return PlacementVerdict(taken, why, found, gain, error, traffic[0], traffic[1], moved)
 
 
 # ---- apply

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
+from anyshape.base.units import bytes_of
 from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink, speculate
-from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext, FlowSource, Optimisation, shared_copy
 from anyshape.route.optimize.drift import DriftPolicy, adapted, cost
 from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
@@ -128,7 +128,7 @@ def optimize(model: nn.Module, profile: ProfileView, *, memory_limit: int | str 
             model, which the static flow analysis needs; what depends on it is refused where left out.
 
     Raises:
-        InputError: a profile of another model, an unknown pass, a limit that is no number of bytes.
+        InputError: a profile of another model, an unknown pass. ConfigError: a limit that is no number of bytes.
     """
     taken = profile.taken()
     taken.check(model)
@@ -137,12 +137,12 @@ def optimize(model: nn.Module, profile: ProfileView, *, memory_limit: int | str 
         if name not in known:
             raise InputError(f"optimisation {name!r} is unknown", why=f"there are {', '.join(known) or 'none'}",
                              do="give names of these")
-    limit = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit or 0)
+    limit = bytes_of("memory_limit", memory_limit or 0)
     chosen = tuple(one for one in PASSES if passes is None or one.NAME in passes)
-    return propose(Context(model, taken, FlowSource(model, example), limit, compile), chosen)
+    return propose(DecisionContext(model, taken, FlowSource(model, example), limit, compile), chosen)
 
 
-def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:
+def propose(context: DecisionContext, passes: tuple[Optimisation, ...]) -> Plan:
     """Each optimisation proposes, in order, knowing what those before it decided."""
     for one in passes:
         context = replace(context, decisions=(*context.decisions, *one.propose(context)))

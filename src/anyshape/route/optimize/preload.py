@@ -24,11 +24,11 @@ from torch import nn
 
 from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
-from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext
 from anyshape.route.preload import Layout, PreloadedBranches, Preloader, lay_out, outermost, reason_against
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.store.branch_cache import check_limit
-from anyshape.route.store.host_memory import HostMemory, supported
+from anyshape.route.store.host_memory import BranchMemory, supported
 
 NAME = "preload"
 GUARD = "each call reads the branches that it needs and that are not in memory; " \
@@ -36,7 +36,7 @@ GUARD = "each call reads the branches that it needs and that are not in memory; 
 LOOK_AHEAD = 3  # routers
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     """Preload for all routers together, since they share the limit.
 
     Raises:
@@ -68,13 +68,13 @@ def propose(context: Context) -> list[Decision]:
     return [*found, Decision("", NAME, True, why, None, GUARD, options)]
 
 
-def _fused_in_classes(context: Context, router: str) -> str:
+def _fused_in_classes(context: DecisionContext, router: str) -> str:
     """Why what an earlier optimisation makes of the branches cannot be preloaded; "" where it can."""
     classes = max((len(one.options.get("classes", ())) for one in context.applied(router)), default=0)
     return "its branches are fused in classes, and stay in memory" if classes > 1 else ""
 
 
-def _joint(context: Context, routers: Mapping[str, Router]) -> list[tuple[str, str, Any]]:
+def _joint(context: DecisionContext, routers: Mapping[str, Router]) -> list[tuple[str, str, Any]]:
     """Joint counts of each router and those that may follow it within the look-ahead."""
     names = list(routers)
     found = []
@@ -145,7 +145,7 @@ def preload(model: nn.Module, limit: int, *, routers: list[str] | None = None,
 
 def check(layout: Layout, limit: int) -> None:
     """Raises LimitError where a branch alone does not fit under the limit, beside what always stays in memory."""
-    check_limit(layout.branches, HostMemory(layout.size, layout.branches), limit - layout.kept, layout.kept)
+    check_limit(layout.branches, BranchMemory(layout.size, layout.branches), limit - layout.kept, layout.kept)
 
 
 def taken(loads: Any, branches: int) -> Any:

@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 
 from anyshape.route.core.router import Router
 from anyshape.route.optimize.constant_routes import replaced
-from anyshape.route.optimize.decision import Compile, Context, Decision, shared_copy
-from anyshape.route.optimize.sink_graph import Refused, Sinking, sunk_router, traced
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext, shared_copy
+from anyshape.route.optimize.sink_graph import NotSunk, Sinking, sunk_router, traced
 from anyshape.route.profile.first_calls import first_calls
 from anyshape.route.profile.routers import routers_of
 
@@ -76,7 +76,7 @@ def described(arguments: Any) -> Any:
     return arguments if isinstance(arguments, (int, float, bool, str, type(None))) else id(arguments)
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     if context.example is None:
         return [Decision(name, NAME, False, "there are no example inputs") for name in context.routers]
     model = shared_copy(context.model)
@@ -92,7 +92,7 @@ def propose(context: Context) -> list[Decision]:
     return found
 
 
-def _decided(context: Context, model: nn.Module, name: str, router: Router,
+def _decided(context: DecisionContext, model: nn.Module, name: str, router: Router,
              calls: dict[str, tuple[Any, ...]]) -> tuple[Decision, nn.Module]:
     reason = "no module around it was called with tensors, or lists of them, alone"
     others = [one.optimisation for one in context.applied(name) if one.optimisation != "dead_branches"]
@@ -103,7 +103,7 @@ def _decided(context: Context, model: nn.Module, name: str, router: Router,
             continue
         try:
             sinking, changed = sunk(model, path, name, calls[path])
-        except Refused as refusal:
+        except NotSunk as refusal:
             reason = str(refusal)
             continue
         share = _share(context.profile.loads(name), sinking.users)
@@ -125,7 +125,7 @@ def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) 
     has changed what was proved."""
     try:
         return sunk(model, str(decision.options["root"]), decision.router, _loaded(decision.options["arguments"]))[1]
-    except (Refused, KeyError, AttributeError):
+    except (NotSunk, KeyError, AttributeError):
         return model
 
 

@@ -15,7 +15,7 @@ from anyshape.route.optimize.dead_branches import GuardedBranches
 TRIES = 6  # sets of operators that are tried, each with a proof
 
 
-class Refused(Exception):
+class NotSunk(Exception):
     """Nothing sinks; the text says why."""
 
 
@@ -42,12 +42,12 @@ def traced(root: nn.Module, arguments: tuple[Any, ...]) -> fx.GraphModule:
         graph = RouterTracer().trace(root)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError,
             fx.proxy.TraceError) as fault:
-        raise Refused(f"torch.fx cannot trace it: {(str(fault).splitlines() or ['?'])[0][:120]}") from fault
+        raise NotSunk(f"torch.fx cannot trace it: {(str(fault).splitlines() or ['?'])[0][:120]}") from fault
     program = fx.GraphModule(root, graph)
     program.training = root.training
     difference = same_program(root, program, arguments)
     if difference:
-        raise Refused(difference)
+        raise NotSunk(difference)
     return program
 
 
@@ -92,14 +92,14 @@ def sunk_router(program: fx.GraphModule, router: Router, arguments: tuple[Any, .
     call = next((node for node in program.graph.nodes if node.op == "call_module"
                  and program.get_submodule(str(node.target)) is router), None)
     if call is None:
-        raise Refused("its call is not in the traced program")
+        raise NotSunk("its call is not in the traced program")
     if sum(node.op == "call_module" and node.target == call.target for node in program.graph.nodes) > 1:
-        raise Refused("it is called more than once")
+        raise NotSunk("it is called more than once")
     guarded = isinstance(router.branches, GuardedBranches)
     if router.grouped and not guarded:
-        raise Refused("its branches run as one module over all rows")
+        raise NotSunk("its branches run as one module over all rows")
     if router.drop == "identity":
-        raise Refused("dropped cells keep their value, so that all of it is needed")
+        raise NotSunk("dropped cells keep their value, so that all of it is needed")
     shapes = values_of(program, arguments)
     cells = list(call.args[0])
     sinking, body, sources = _proved(program, call, shapes)
@@ -115,7 +115,7 @@ def sunk_router(program: fx.GraphModule, router: Router, arguments: tuple[Any, .
         users += [number] if reads else []
         branches.append(SunkBranch(branch, body if reads else None, order, len(kept), like))
     if len(users) == len(branches):
-        raise Refused("every branch reads what could sink")
+        raise NotSunk("every branch reads what could sink")
     return Sinking(_rewritten(program, router, call, branches, kept + sources, sinking), len(sinking), tuple(users))
 
 
@@ -167,10 +167,10 @@ def _proved(program: fx.GraphModule, call: fx.Node,
         else:
             best, high = (set(tail), *found), start
     if best is None:
-        raise Refused(reason or "its decision, or others, need all that its branches get")
+        raise NotSunk(reason or "its decision, or others, need all that its branches get")
     if not any(node.op == "call_module" and list(program.get_submodule(str(node.target)).parameters())
                for node in best[0]):
-        raise Refused("; ".join([*([reason] if reason else []), "only operators without weights could sink"]))
+        raise NotSunk("; ".join([*([reason] if reason else []), "only operators without weights could sink"]))
     return best
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.flow import branch_independent
-from anyshape.route.optimize.decision import Compile, Context, Decision, shared_copy
+from anyshape.route.optimize.decision import Compile, Decision, DecisionContext, shared_copy
 from anyshape.route.profile.profile import Profile, RouterProfile
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.speculate import Speculated
@@ -33,7 +33,7 @@ Choices = tuple[tuple[int, ...], ...]
 Key = tuple[tuple[str, Choices], ...]
 
 
-def propose(context: Context) -> list[Decision]:
+def propose(context: DecisionContext) -> list[Decision]:
     """One decision for the whole model."""
     if not context.profile.routers:
         return []

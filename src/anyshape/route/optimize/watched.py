@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from anyshape.base.errors import AnyShapeError
-from anyshape.route.optimize.drift import DriftPolicy, Gate, cost, regret, together
+from anyshape.route.optimize.drift import DriftPolicy, NoiseGate, cost, regret, together
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.tally import Tally
 from anyshape.route.profile.watch import Watch
@@ -126,7 +126,7 @@ class Watched(nn.Module):
         super().__init__()
         self.model, self.policy, self.began = model, policy, clock()
         self.history: tuple[Event, ...] = ()
-        self.gate, self.window_began = Gate(plan.profile, policy.quantile), self.began
+        self.gate, self.window_began = NoiseGate(plan.profile, policy.quantile), self.began
         self.windows: list[Profile] = []
         self.example: Any = None
         self.last_plan = plan
@@ -371,7 +371,7 @@ class Watched(nn.Module):
     def _settle_for(self, way: Way, loads: Profile, what: str, why: str) -> None:
         """This way is in force, and these loads are the ones to watch from now."""
         self._adopt(way)
-        self.gate, self.windows, self.example = Gate(loads, self.policy.quantile), [], None
+        self.gate, self.windows, self.example = NoiseGate(loads, self.policy.quantile), [], None
         self._begin_window()
         self._note(what, why)
 

@@ -3,6 +3,6 @@ from anyshape.route.placement.baselines import contiguous, eplb
 from anyshape.route.placement.judge import check, cost
 from anyshape.route.placement.problem import Placement, PlacementProblem
 from anyshape.route.placement.solver import solve
-from anyshape.route.placement.traces import Trace
+from anyshape.route.placement.traces import RoutingTrace
 
-__all__ = ["Placement", "PlacementProblem", "Trace", "check", "contiguous", "cost", "eplb", "solve"]
+__all__ = ["Placement", "PlacementProblem", "RoutingTrace", "check", "contiguous", "cost", "eplb", "solve"]

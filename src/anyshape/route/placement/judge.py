@@ -28,7 +28,7 @@ class Cost:
 
 
 def cost(problem: PlacementProblem, placement: Placement) -> Cost:
-    """See Cost."""
+    """What a placement costs: traffic and load of the calls of a problem, as `Cost` says."""
     traffic = sum(float((counts * per_cell(problem, placement, layer)).sum())
                   for layer, counts in enumerate(problem.joint))
     over = sum(busiest(share(placement, layer), loads) for layer, loads in enumerate(problem.loads))

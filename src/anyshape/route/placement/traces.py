@@ -16,7 +16,7 @@ from anyshape.route.profile.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class RoutingTrace:
     """branches: of each layer. calls: per call and layer, ids [cells, choices], -1 for a dropped one; the cells of a
     call are the same in all layers."""
 
@@ -24,18 +24,18 @@ class Trace:
     calls: tuple[tuple[Ints, ...], ...]
 
     @staticmethod
-    def of(profile: Profile, routers: Sequence[str]) -> Trace:
+    def of(profile: Profile, routers: Sequence[str]) -> RoutingTrace:
         """The calls of a profile in which all these routers' decisions were sampled, with the same cells."""
         decided = [{number: ids.astype(np.int64) for number, ids in profile.of(name).decided} for name in routers]
         numbers = sorted(set.intersection(*(set(one) for one in decided))) if decided else []
         calls = [tuple(one[number] for one in decided) for number in numbers]
-        return Trace(tuple(profile.of(name).branches for name in routers),
+        return RoutingTrace(tuple(profile.of(name).branches for name in routers),
                      tuple(call for call in calls if len({len(ids) for ids in call}) == 1))
 
-    def split(self, share_: float = 0.5) -> tuple[Trace, Trace]:
+    def split(self, share_: float = 0.5) -> tuple[RoutingTrace, RoutingTrace]:
         """What is planned with, the earlier calls, and what is held out, the later ones."""
         at = int(len(self.calls) * share_)
-        return Trace(self.branches, self.calls[:at]), Trace(self.branches, self.calls[at:])
+        return RoutingTrace(self.branches, self.calls[:at]), RoutingTrace(self.branches, self.calls[at:])
 
     def loads(self) -> tuple[Floats, ...]:
         """Per layer, cells of each branch in a mean call, [branches]."""
@@ -76,7 +76,7 @@ def _pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
 
 
 def markov(branches: int, layers: int, cells: int, calls: int, follow: float, seed: int = 0,
-           popular: float = 0.0, chain: int = 0, stay: float = 0.0) -> Trace:
+           popular: float = 0.0, chain: int = 0, stay: float = 0.0) -> RoutingTrace:
     """A synthetic trace: a Markov chain over layers.
 
     Args:
@@ -97,4 +97,4 @@ def markov(branches: int, layers: int, cells: int, calls: int, follow: float, se
             anew = draw.choice(branches, cells, p=odds[layer] / odds[layer].sum())
             ids.append(np.where(draw.random(cells) < follow, after[layer][ids[-1]], anew))
         found.append(tuple(one[:, None] for one in ids))
-    return Trace((branches,) * layers, tuple(found))
+    return RoutingTrace((branches,) * layers, tuple(found))

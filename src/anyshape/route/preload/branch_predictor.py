@@ -22,7 +22,7 @@ MOST = 1 - 1e-9
 
 
 class BranchPredictor:
-    """See the head of this file. Not thread-safe.
+    """How probable it is that each branch of a router is taken next. Not thread-safe.
 
     Args:
         popular: per router, how probable each branch is to be taken in a call, [branches].

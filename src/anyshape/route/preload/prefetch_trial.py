@@ -15,7 +15,7 @@ CLOSE = 1.02  # times as slow as without, up to which prefetch stays
 
 
 class PrefetchTrial:
-    """See the head of this file. Not thread-safe.
+    """Whether reading ahead pays, by the times of calls with it and without it. Not thread-safe.
 
     on: whether to read ahead now.
     """

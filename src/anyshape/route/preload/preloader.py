@@ -16,7 +16,7 @@ from torch import Tensor
 from anyshape.route.preload.branch_predictor import BranchPredictor
 from anyshape.route.preload.layout import Layout, Place, flat_bytes
 from anyshape.route.preload.prefetch_trial import PrefetchTrial
-from anyshape.route.store import BranchBytes, BranchCache, BranchFile, CacheCounts, HostMemory
+from anyshape.route.store import BranchBytes, BranchCache, BranchFile, BranchMemory, CacheCounts
 
 FARTHER = 0.25  # of its value that a branch loses whose turn is a whole round of the routers away
 DOUBT = 0.5  # branches of the next router are read ahead that are at least so probable, of the n-th 1 - DOUBT**n
@@ -24,7 +24,7 @@ PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
 class Preloader:
-    """See the head of this file. Thread-safe.
+    """Reads branches ahead that a model's routers will probably take. Thread-safe.
 
     Args:
         limit: bytes of branches' weights in memory, with those that always stay there. popular, joint: of
@@ -37,7 +37,7 @@ class Preloader:
     def __init__(self, layout: Layout, limit: int, popular: Sequence[Any], joint: Mapping[tuple[int, int], Any], *,
                  folder: str | None = None, ahead: bool = True, depth: int = 3) -> None:
         self.layout, self.limit, self.depth = layout, limit, depth
-        self.memory = HostMemory(layout.size, layout.branches)
+        self.memory = BranchMemory(layout.size, layout.branches)
         self.file = BranchFile(layout.branches, folder)
         self.cache = BranchCache(layout.branches, self.memory, self.file, limit - layout.kept, ahead=ahead)
         self.first = np.cumsum([0, *(len(router.branches) for router in layout.routers)])

@@ -65,7 +65,7 @@ class Forced:
         self.buffers.length.fill_(self.sizes[call])
 
 
-class Replay:
+class CallReplay:
     """Recorded calls, of which one is in force: the first, until another is selected. Iterating selects each.
 
     cells: how many cells each call had, by router.
@@ -88,7 +88,7 @@ class Replay:
 
 
 @contextmanager
-def replay(model: nn.Module, profile: ProfileView) -> Iterator[Replay]:
+def replay(model: nn.Module, profile: ProfileView) -> Iterator[CallReplay]:
     """Routers take the decisions of a profile while the block runs, whatever their router functions say.
 
         with route.replay(model, profile) as calls:
@@ -116,7 +116,7 @@ def replay(model: nn.Module, profile: ProfileView) -> Iterator[Replay]:
     try:
         for name, one in forced.items():
             routers[name].forced = one
-        yield Replay(forced)
+        yield CallReplay(forced)
     finally:
         for name, old in before.items():
             routers[name].forced = old

@@ -1,20 +1,12 @@
 """The report of routers as a picture: a heat map of each router's loads. matplotlib is optional."""
 from __future__ import annotations
 
-import importlib.util
 import io
 from typing import Any
 
-from anyshape.base.errors import ConfigError
+from anyshape.base.optional_packages import check_picture
 
 MOST = 24  # routers
-
-
-def check_picture() -> None:
-    """Raises ConfigError where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs the package matplotlib", why="it is not installed",
-                          do="pip install matplotlib, or write the report as .html or .json")
 
 
 def picture(data: dict[str, Any]) -> bytes:

@@ -7,8 +7,9 @@ from typing import Any
 
 from anyshape.base.errors import ConfigError, OutputError
 from anyshape.base.files import write_atomically
+from anyshape.base.optional_packages import check_picture
 from anyshape.route.report.page import page
-from anyshape.route.report.picture import check_picture, picture
+from anyshape.route.report.picture import picture
 
 SUFFIXES = (".html", ".png", ".json")
 

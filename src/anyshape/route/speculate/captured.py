@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from anyshape.base.errors import AnyShapeError, InputError
-from anyshape.route.speculate.predicted import Choice, Prediction, Tape, UnknownPath, current_tape, taped
+from anyshape.route.speculate.predicted import Choice, ChoiceTape, Prediction, UnknownPath, current_tape, taped
 from anyshape.torch_compat import tree as pytree
 
 INPUT, STATE = "input", "state"
@@ -47,7 +47,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CapturedValue:
     """One value: an input (by number), a parameter or constant (the tensor itself), or an operator on values.
 
     args, keywords: nested tuples where `Ref` stands for a value. sample: what it looks like; None where it is no tensor
@@ -79,16 +79,16 @@ class Path:
     cells: tuple[int, ...] = ()
 
 
-class Values:
+class CapturedValues:
     """The values of a region, each with a number that is greater than those of its operands."""
 
     def __init__(self) -> None:
-        self.values: list[Value] = []
+        self.values: list[CapturedValue] = []
         self.operands: list[tuple[int, ...]] = []  # by value: those that it is computed from
         self.numbers: dict[Any, int] = {}
         self.constants: list[Tensor] = []
 
-    def intern(self, key: Any, value: Value) -> int:
+    def intern(self, key: Any, value: CapturedValue) -> int:
         """The number of a value; that of an equal one where there is one."""
         number = self.numbers.setdefault(key, len(self.values))
         if number == len(self.values):
@@ -104,7 +104,7 @@ class Values:
             if not same:
                 self.constants.append(tensor)
             tensor = same[0] if same else tensor
-        return self.intern((STATE, id(tensor)), Value(STATE, (tensor,), sample=_sample(tensor)))
+        return self.intern((STATE, id(tensor)), CapturedValue(STATE, (tensor,), sample=_sample(tensor)))
 
     def ancestors(self, wanted: Iterable[int], known: AbstractSet[int] = frozenset()) -> set[int]:
         """What has to be computed for values, these included, where `known` and what those stand on are there."""
@@ -140,7 +140,7 @@ class Values:
         return torch.empty_strided(sample.shape, sample.stride, dtype=sample.dtype, device=sample.device).zero_()
 
 
-def _operands(value: Value) -> tuple[int, ...]:
+def _operands(value: CapturedValue) -> tuple[int, ...]:
     if value.target in (INPUT, STATE):
         return ()
     found: list[int] = []
@@ -151,7 +151,7 @@ def _operands(value: Value) -> tuple[int, ...]:
 class _Program:
     """A graph of values that is being made."""
 
-    def __init__(self, values: Values, inputs: Sequence[int]) -> None:
+    def __init__(self, values: CapturedValues, inputs: Sequence[int]) -> None:
         self.values, self.graph, self.root = values, Graph(), nn.Module()
         self.nodes = {number: self.graph.placeholder(f"v{number}") for number in inputs}
 
@@ -221,13 +221,13 @@ class Alone(nn.Module):
         self.model, self.prediction = model, prediction
 
     def forward(self, *args: Any) -> list[Any]:
-        with taped(Tape(self.prediction)) as tape:
+        with taped(ChoiceTape(self.prediction)) as tape:
             found = self.model(*args)
             return [*pytree.tree_leaves(found), *tape.ids]
 
 
 def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], keywords: dict[str, Any],
-            values: Values) -> Path | None:
+            values: CapturedValues) -> Path | None:
     """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no
     choice for a router that the path meets.
 
@@ -236,7 +236,7 @@ def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], key
             host, or asserts.
     """
     try:
-        with taped(Tape(prediction)) as tape:
+        with taped(ChoiceTape(prediction)) as tape:
             exported = exported_pure(_Region(model), args, keywords)
     except UnknownPath:
         return None
@@ -269,7 +269,7 @@ def exported_pure(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, 
     return exported
 
 
-def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
+def _numbered(exported: Any, tape: ChoiceTape, values: CapturedValues) -> Path:
     numbers: dict[Node, int] = {}
     specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
     inputs = 0
@@ -278,7 +278,7 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
         if node.op == "placeholder":
             spec = specs[node.name]
             if spec.kind == InputKind.USER_INPUT:
-                numbers[node] = values.intern((INPUT, inputs), Value(INPUT, (inputs,), sample=sample))
+                numbers[node] = values.intern((INPUT, inputs), CapturedValue(INPUT, (inputs,), sample=sample))
                 inputs += 1
             else:
                 constant = spec.kind == InputKind.CONSTANT_TENSOR
@@ -289,7 +289,8 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
         elif node.op == "call_function" and str(node.target) not in CHECKED:
             args, keywords = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: Ref(numbers[one]))
             frozen = _frozen(args), tuple(sorted((name, _frozen(one)) for name, one in keywords.items()))
-            numbers[node] = values.intern((node.target, repr(frozen)), Value(node.target, *frozen, sample=sample))
+            value = CapturedValue(node.target, *frozen, sample=sample)
+            numbers[node] = values.intern((node.target, repr(frozen)), value)
         elif node.op == "output":
             flat = [Ref(numbers[one]) if isinstance(one, Node) else one for one in node.args[0]]
     leaves, nesting = flat, exported.call_spec.out_spec

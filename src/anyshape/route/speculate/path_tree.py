@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from anyshape.route.speculate.captured import INPUT, STATE, Compile, Path, Ref, Values, compiled
+from anyshape.route.speculate.captured import INPUT, STATE, CapturedValues, Compile, Path, Ref, compiled
 from anyshape.route.speculate.predicted import Choice
 from anyshape.torch_compat import tree as pytree
 
@@ -77,7 +77,7 @@ def branchings(paths: Sequence[tuple[Path, float]]) -> Branching:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class PathRegion:
     """A chain of decisions and the program that computes them.
 
     program: (values of `inputs`) -> (all decisions in a row, int64 [sum of cells * k], then values of `outputs`); None
@@ -93,14 +93,14 @@ class Region:
     predicted: Tensor
     choices: tuple[Choice, ...]
     ends: Path | None
-    after: Mapping[tuple[int, Choice], Region]
+    after: Mapping[tuple[int, Choice], PathRegion]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """All regions. inputs: the numbers of the values that the call gives, with their places among its tensors."""
 
-    root: Region
+    root: PathRegion
     branching: Branching
     inputs: tuple[tuple[int, int], ...]
     states: Mapping[int, Tensor]
@@ -108,7 +108,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PathOutcome:
     """What became of a call.
 
     ends: the path that it took; None where the tree has none for its decisions. leaves: its results. choices: what was
@@ -146,7 +146,7 @@ def _nothing() -> GraphModule:
     return GraphModule(nn.Module(), graph)
 
 
-class Builder:
+class PathTreeBuilder:
     """Makes the regions of a tree.
 
     Args:
@@ -154,7 +154,7 @@ class Builder:
             decisions since `begin` are read.
     """
 
-    def __init__(self, values: Values, deferral: Callable[[Branching, Branching], bool],
+    def __init__(self, values: CapturedValues, deferral: Callable[[Branching, Branching], bool],
                  compile: Compile | None) -> None:
         self.values, self.deferral, self.compile = values, deferral, compile
         self.states = {number: value.args[0] for number, value in enumerate(values.values) if value.target == STATE}
@@ -186,7 +186,7 @@ class Builder:
         taken = [[after - before for before, after in pairwise(times)] for times in runs]
         return {COMMIT: commit, **{here: min(own) for here, own in zip(chain, zip(*taken), strict=True)}}
 
-    def region(self, here: Branching, known: set[int]) -> Region:
+    def region(self, here: Branching, known: set[int]) -> PathRegion:
         chain = [here]
         while chain[-1].path is None and self.deferral(here, chain[-1].ways[chain[-1].likeliest]):
             chain.append(chain[-1].ways[chain[-1].likeliest])
@@ -206,7 +206,7 @@ class Builder:
         choices = tuple(one.likeliest for one in chain if one.decision is not None)
         row = [number for choice, shape in zip(choices, shapes, strict=True) for number in choice * shape[0]]
         after = {(place, choice): self.region(way, known | computed) for place, choice, way in sides}
-        return Region(program, inputs, outputs, shapes, torch.tensor(row, dtype=torch.int64), choices, ends, after)
+        return PathRegion(program, inputs, outputs, shapes, torch.tensor(row, dtype=torch.int64), choices, ends, after)
 
     def program(self, inputs: Sequence[int], computed: set[int], outputs: Sequence[int], decisions: Sequence[int]
                 ) -> tuple[Callable[..., Any] | None, tuple[tuple[int, int], ...]]:
@@ -239,7 +239,7 @@ def _put_in_a_row(module: GraphModule, count: int) -> None:
     module.recompile()
 
 
-def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Outcome:
+def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> PathOutcome:
     """A call along the tree.
 
     Args:
@@ -266,9 +266,9 @@ def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Out
         if choice is not None:
             choices.append(choice)
         if hit and region.ends is not None:
-            return Outcome(region.ends, _results(tree, region.ends, known), tuple(choices), missed, redo)
+            return PathOutcome(region.ends, _results(tree, region.ends, known), tuple(choices), missed, redo)
         if choice is None or (place, choice) not in region.after:
-            return Outcome(None, (), tuple(choices), missed)
+            return PathOutcome(None, (), tuple(choices), missed)
         region = region.after[place, choice]
 
 
@@ -286,7 +286,7 @@ def _results(tree: Tree, ends: Path, known: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _parting(region: Region, decided: Tensor, redo: Tensor | None, independent: bool
+def _parting(region: PathRegion, decided: Tensor, redo: Tensor | None, independent: bool
              ) -> tuple[int, Choice | None, Tensor | None]:
     """The first place where the call takes another way than predicted, the choice there (None: the cells take several),
     and the cells to do again. Where no cell that counts takes another way: the last place, and its predicted choice."""
@@ -306,7 +306,7 @@ def _parting(region: Region, decided: Tensor, redo: Tensor | None, independent: 
     return len(region.shapes) - 1, region.choices[-1], redo
 
 
-def nested(outcome: Outcome) -> Any:
+def nested(outcome: PathOutcome) -> Any:
     """The results as the model returns them."""
     assert outcome.ends is not None
     return pytree.tree_unflatten(list(outcome.leaves), outcome.ends.nesting)

@@ -28,7 +28,7 @@ class UnknownPath(LookupError):
 
 
 @dataclass
-class Tape:
+class ChoiceTape:
     """What is noted of one run: the choices to take, and the decisions that were computed, in order."""
 
     prediction: Prediction
@@ -57,7 +57,7 @@ class Tape:
 
 
 class _Current(threading.local):
-    tape: Tape | None = None
+    tape: ChoiceTape | None = None
     watched: list[tuple[str, Tensor]] | None = None
 
 
@@ -65,7 +65,7 @@ _CURRENT = _Current()
 
 
 @contextmanager
-def taped(tape: Tape) -> Iterator[Tape]:
+def taped(tape: ChoiceTape) -> Iterator[ChoiceTape]:
     """Predicted routers of this thread follow the tape."""
     before, _CURRENT.tape = _CURRENT.tape, tape
     try:
@@ -74,7 +74,7 @@ def taped(tape: Tape) -> Iterator[Tape]:
         _CURRENT.tape = before
 
 
-def current_tape() -> Tape:
+def current_tape() -> ChoiceTape:
     """The tape of this thread."""
     assert _CURRENT.tape is not None, "a predicted router runs on a tape"
     return _CURRENT.tape
@@ -91,7 +91,7 @@ def watching() -> Iterator[list[tuple[str, Tensor]]]:
         _CURRENT.watched = before
 
 
-class Watch:
+class DecisionWatch:
     """What a router tells its decisions, so that `watching` sees them."""
 
     __slots__ = ("name",)

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.core.router import Router
-from anyshape.route.speculate.captured import Alone, Compile, Path, Values, capture
+from anyshape.route.speculate.captured import Alone, CapturedValues, Compile, Path, capture
 from anyshape.route.speculate.gate import Gate
 from anyshape.route.speculate.path_tree import (
     COMMIT,
     Branching,
-    Builder,
-    Outcome,
+    PathOutcome,
+    PathTreeBuilder,
     Tree,
     branchings,
     follow,
@@ -38,7 +38,7 @@ from anyshape.route.speculate.path_tree import (
     run,
 )
 from anyshape.route.speculate.payoff import Payoff
-from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, Watch, replaced, watching
+from anyshape.route.speculate.predicted import Choice, DecisionWatch, PredictedRouter, Prediction, replaced, watching
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.versions.autocast import casts
 
@@ -55,7 +55,7 @@ SURPRISE = 0.1  # what a watched call, hit 1 or missed 0, may differ from the hi
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrograms:
     """The programs for one kind of inputs; `refused`: why there are none. independent: cells may be redone alone."""
 
     tree: Tree | None
@@ -124,14 +124,14 @@ class Speculated(nn.Module):
         super().__init__()
         self.routers = {name: router for name, (router, _) in names.items()}
         for name, router in self.routers.items():
-            router.watch = Watch(name)
+            router.watch = DecisionWatch(name)
         self.general, self.training = model, model.training
         self.predictions, self.calls, self.defer = tuple(predictions), calls, defer
         self.rowwise, self.compile, self.clock = rowwise, compile, clock
         # no submodule: its parameters are those of the general path
         predicted = replaced(copy, {name: router for name, (_, router) in names.items()}, PredictedRouter)
         object.__setattr__(self, "predicted", predicted)
-        self.prepared: dict[Any, Prepared] = {}
+        self.prepared: dict[Any, PreparedPrograms] = {}
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.pause = Pause()
@@ -197,15 +197,15 @@ class Speculated(nn.Module):
             self.counters["general_calls"] += 1
         return self.general(*args, **keywords)
 
-    def _prepare(self, args: Any, keywords: Any) -> Prepared:
+    def _prepare(self, args: Any, keywords: Any) -> PreparedPrograms:
         payoff = Payoff(rate=min(sum(share for _, share in self.predictions), 1.0))
         try:
             tree = self.plan(args, keywords)
         except AnyShapeError as refusal:
-            return Prepared(None, payoff, " ".join(str(refusal).split()))
+            return PreparedPrograms(None, payoff, " ".join(str(refusal).split()))
         if tree is None:
-            return Prepared(None, payoff, "no predicted path is one of this model")
-        return Prepared(tree, payoff, independent=self._rows_apart(args, keywords))
+            return PreparedPrograms(None, payoff, "no predicted path is one of this model")
+        return PreparedPrograms(tree, payoff, independent=self._rows_apart(args, keywords))
 
     def plan(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tree | None:
         """The tree of paths for arguments of this kind; None where no prediction is a path.
@@ -213,7 +213,7 @@ class Speculated(nn.Module):
         Raises:
             ImpureRegion: see captured.capture.
         """
-        values, paths = Values(), []
+        values, paths = CapturedValues(), []
         for prediction, share in self.predictions:
             path = capture(self.predicted, prediction, args, keywords, values)
             if path is not None:
@@ -224,8 +224,9 @@ class Speculated(nn.Module):
         inputs = [one for one in pytree.tree_leaves((args, keywords)) if isinstance(one, Tensor)]
         seconds: Mapping[Branching, float] = {}
         if self.defer is None:
-            seconds = Builder(values, lambda begin, way: False, self.compile).timed(root, inputs, self.clock)
-        return Builder(values, lambda begin, way: self._is_deferred(begin, way, seconds), self.compile).tree(root)
+            seconds = PathTreeBuilder(values, lambda begin, way: False, self.compile).timed(root, inputs, self.clock)
+        builder = PathTreeBuilder(values, lambda begin, way: self._is_deferred(begin, way, seconds), self.compile)
+        return builder.tree(root)
 
     def _is_deferred(self, begin: Branching, way: Branching, seconds: Mapping[Branching, float]) -> bool:
         """Whether to compute what follows on `way` before the decisions since `begin` are read: as long as the commit
@@ -245,7 +246,8 @@ class Speculated(nn.Module):
             return False
         return all(bool(self.rowwise(Alone(self.predicted, prediction), *args)) for prediction, _ in self.predictions)
 
-    def _while_off(self, prepared: Prepared, begin: float, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
+    def _while_off(self, prepared: PreparedPrograms, begin: float, args: Any, keywords: Any,
+                   tensors: list[Tensor]) -> Any:
         tree, payoff = prepared.tree, prepared.payoff
         assert tree is not None
         before = self.clock() - begin  # what a speculated call does too, before it runs
@@ -282,11 +284,12 @@ class Speculated(nn.Module):
                 self.pause.after_look(payoff.on, surprise)
         return results
 
-    def _speculate(self, prepared: Prepared, begin: float, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
+    def _speculate(self, prepared: PreparedPrograms, begin: float, args: Any, keywords: Any,
+                   tensors: list[Tensor]) -> Any:
         tree, payoff = prepared.tree, prepared.payoff
         assert tree is not None
         try:
-            outcome: Outcome | None = run(tree, tensors, prepared.independent)
+            outcome: PathOutcome | None = run(tree, tensors, prepared.independent)
             failed = False
         except Exception:  # the true path may not meet it; if it does, the general path raises it
             outcome, failed = None, True
@@ -350,7 +353,7 @@ class Speculated(nn.Module):
             return one.index_put((redo,), other) if isinstance(one, Tensor) else one
         return pytree.tree_map(merged, results, again)
 
-    def _count(self, outcome: Outcome | None, failed: bool, redone: int) -> None:
+    def _count(self, outcome: PathOutcome | None, failed: bool, redone: int) -> None:
         self.counters["errors"] += failed
         hit = outcome is not None and outcome.ends is not None
         self.counters["hits"] += hit and not redone

@@ -65,7 +65,7 @@ class Orders:
 
 
 class BranchCache:
-    """See the head of this file. Threads may share one.
+    """The branches that are in memory, under a limit in bytes. Threads may share one.
 
     Args:
         branches: what there is. upper, lower: the tiers. limit: bytes that branches may hold in the upper tier.

@@ -31,7 +31,7 @@ MEMORY = 0.9  # what earlier reads weigh in the estimate of speed
 
 
 class BranchFile:
-    """See the head of this file. Reads of several threads may run at once.
+    """The weights of all branches in a file without a name. Reads of several threads may run at once.
 
     Args:
         folder: where the file is; the system's folder of temporary files where left out.

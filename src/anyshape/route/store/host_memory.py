@@ -42,8 +42,8 @@ def supported() -> bool:
     return hasattr(mmap, "MADV_DONTNEED") and hasattr(mmap, "MAP_ANONYMOUS") and hasattr(mmap, "MADV_NOHUGEPAGE")
 
 
-class HostMemory:
-    """See the head of this file.
+class BranchMemory:
+    """Address space for the weights of all branches, with pages for those that are in memory.
 
     Args:
         size: bytes of address space. branches: where the weights of each are in it.

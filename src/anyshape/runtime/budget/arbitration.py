@@ -22,9 +22,10 @@ import torch
 from anyshape.base.align import align
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, LimitError, StoreError
+from anyshape.base.units import bytes_text
 from anyshape.plan.ir.program import Window
 from anyshape.runtime.budget.calibration import Calibration
-from anyshape.runtime.budget.memory_budget import APART, UNLIMITED, MemoryBudget, decimal_text, key_of
+from anyshape.runtime.budget.memory_budget import APART, UNLIMITED, MemoryBudget, key_of
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offload_store import Reservation
@@ -267,10 +268,10 @@ def _make_room_for_backward(tape_memory: TapeMemory, limit: MemoryBudget) -> Non
         if not _settled(sides, limit.bytes):
             least = sum(min(option.bytes for option in side.options) for side in sides)
             raise LimitError(
-                f"the backward of {limit.program.name} cannot run within {decimal_text(limit.bytes)} now",
-                why=f"it needs {decimal_text(need)}, and {decimal_text(others)} are kept for other backwards that have "
+                f"the backward of {limit.program.name} cannot run within {bytes_text(limit.bytes)} now",
+                why=f"it needs {bytes_text(need)}, and {bytes_text(others)} are kept for other backwards that have "
                     "not run; dropping all that can be computed again does not make room",
-                do=f"set memory_limit to {least} ({decimal_text(least)}) or more, or run the backward of the last "
+                do=f"set memory_limit to {least} ({bytes_text(least)}) or more, or run the backward of the last "
                    "forward first")
         fixed |= _lowered(sides)
 

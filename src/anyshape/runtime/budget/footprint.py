@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyshape.backend.interface import Placement
+from anyshape.backend.interface import PlacedPlan
 from anyshape.base.align import align
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.liveness import LiveRange, arena_ranges, first_writes
@@ -105,7 +105,7 @@ class FootprintEstimator:
         if latest is not None and latest[0] == sizes:
             return latest[1]
         try:
-            payload = self.runner.specialize(Placement(self.runner.sizes.shape(*sizes)[0], values, (), 0))
+            payload = self.runner.specialize(PlacedPlan(self.runner.sizes.shape(*sizes)[0], values, (), 0))
         except VerifyError:
             return None
         found = [0] * self.count

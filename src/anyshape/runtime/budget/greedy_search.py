@@ -18,12 +18,12 @@ from typing import Protocol
 import numpy as np
 
 from anyshape.backend.cpu.bytecode.budget_frame import Frame
-from anyshape.backend.cpu.native.compiler import size_of
+from anyshape.backend.cpu.native.records import size_of
 from anyshape.base.align import align
 from anyshape.plan.ir.program import step_writes, touched
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.specialize.offload_schedule import Clock
-from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
+from anyshape.runtime.specialize.saved_policy import OffloadMove, SavePolicy
 
 SHORTEST = 1e-9  # seconds, so that nothing is for free
 PICO = 1e12  # the loop counts picoseconds
@@ -38,7 +38,7 @@ class TradeoffPoint:
     dropped: frozenset[str]
     live: int
     seconds: float
-    moved: tuple[Move, ...] = ()
+    moved: tuple[OffloadMove, ...] = ()
     away: int = 0
 
     @property
@@ -287,7 +287,7 @@ class GreedySearch:
                     self.seconds(number), tuple(self._moved(dropped, moved)),
                     int(self.at(Frame.point_away)[number]))
 
-    def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[Move]:
+    def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[OffloadMove]:
         """How each of some values is moved, segment by segment, while those are dropped."""
         if not moved:
             return
@@ -299,5 +299,5 @@ class GreedySearch:
             name = self.choices.names[i]
             steps = {problem.optional[k] for k in problem.segments[homes[i]].steps} if i in homes else set()
             read = not steps.isdisjoint(runs.intersection(problem.keeps.reads[name]))
-            yield Move(name, gone[i], early[i] if read else late[i])
+            yield OffloadMove(name, gone[i], early[i] if read else late[i])
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from anyshape.base.errors import LimitError, StoreError
+from anyshape.base.units import bytes_text
 from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.liveness import LiveRange, live_bytes
 from anyshape.plan.ir.program import MemoryStep
@@ -47,16 +48,6 @@ NAMED_SIZES = 8
 def key_of(values: Mapping[str, int]) -> tuple[int, ...]:
     """By which sizes are told apart."""
     return tuple(values[name] for name in sorted(values))
-
-
-def decimal_text(count: int) -> str:
-    """A number of bytes with a unit of 1000, as limits are said."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError
 
 
 class MemoryBudget:
@@ -305,7 +296,7 @@ class MemoryBudget:
         tradeoff, lowest = self.tradeoff(values, full is None), self.lowest(values, full is None)
         curve = peak_breakdown(self.program, values) if tradeoff is None else tradeoff.alive(lowest)
         least = self.least(values, full is None)
-        largest = "; ".join(f"{name} {decimal_text(size)}" for name, size in curve[:NAMED])
+        largest = "; ".join(f"{name} {bytes_text(size)}" for name, size in curve[:NAMED])
         name, bytes_ = ("memory_limit", self.bytes) if self.bytes - self.held.bytes <= room - freed else (
             "memory_limit_total", self.total)
         taken = bytes_ - room
@@ -313,10 +304,10 @@ class MemoryBudget:
         why += ", with all dropped that can be" if freed else ""
         moved = "moved out or " if lowest.moved else ""
         nowhere = "" if full is None else f"; nothing can be moved out: {full.what} ({full.why})"
-        others = f", and {decimal_text(taken)} are {why}" if taken else ""
+        others = f", and {bytes_text(taken)} are {why}" if taken else ""
         return LimitError(
-            f"{self.program.name} cannot run within {decimal_text(bytes_)} at {shape}",
-            why=f"it needs {decimal_text(least)} at least, with all {moved}computed again that can be{others}; at its "
+            f"{self.program.name} cannot run within {bytes_text(bytes_)} at {shape}",
+            why=f"it needs {bytes_text(least)} at least, with all {moved}computed again that can be{others}; at its "
                 f"fullest step there are {largest}{nowhere}",
-            do=f"set {name} to {least + taken} ({decimal_text(least + taken)}) or more, or call with smaller sizes",
+            do=f"set {name} to {least + taken} ({bytes_text(least + taken)}) or more, or call with smaller sizes",
             least=least + taken)

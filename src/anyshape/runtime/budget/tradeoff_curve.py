@@ -54,7 +54,7 @@ class TradeoffCurves:
 
 
 class TradeoffCurve:
-    """See the head of this file. May be climbed from several threads.
+    """What a call could drop or move out at given sizes, point by point. Threads may share one.
 
     Args:
         bytes_: what the formulas of the problem say, int64; seconds: of their optional steps, float64.

@@ -22,7 +22,7 @@ from anyshape.sym.expr import Size
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRange:
+class TradeoffRange:
     """A buffer alive from step `first` to step `last` of a forward and its backward. number: of its bytes; home: see
     `Buffer`; where: the line of the model that makes it, if it is known."""
 
@@ -110,9 +110,9 @@ class TradeoffProblem:
         self.bytes.append(size)
         return len(self.bytes) - 1
 
-    def _life(self, buffer: Buffer, plan: Plan, last: int | None = None, first: int | None = None) -> LiveRange:
+    def _life(self, buffer: Buffer, plan: Plan, last: int | None = None, first: int | None = None) -> TradeoffRange:
         start = self.border if plan is self.plan else 0
-        return LiveRange(buffer.name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
+        return TradeoffRange(buffer.name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
                     start + (buffer.last if last is None else last), buffer.home, source_of(buffer, plan))
 
     def _chunk_ends(self) -> dict[str, int]:
@@ -123,7 +123,7 @@ class TradeoffProblem:
                  for name in names}
         return {name: known.get(name, self.border + end) for name in self.held}
 
-    def _fixed(self) -> list[LiveRange]:
+    def _fixed(self) -> list[TradeoffRange]:
         end = self.length - 1
         given, first, later = escaping(self.forward), first_writes(self.forward), first_writes(self.plan)
         found = [self._life(b, self.forward, end if b in given else None, first.get(b.name)) for b in
@@ -134,7 +134,7 @@ class TradeoffProblem:
                 found.append(self._life(b, self.plan, last, later.get(b.name)))
         return found
 
-    def _held(self) -> dict[str, LiveRange]:
+    def _held(self) -> dict[str, TradeoffRange]:
         saved = [b for b in self.forward.buffers if b.is_saved]
         lasts = [(b, region.last) for b, region in zip(saved, self.backward.specializer.regions, strict=True)]
         return {b.name: self._life(b, self.forward, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}

@@ -23,7 +23,7 @@ from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
 from anyshape.runtime.numpy_ops.convolution import byte_conv
-from anyshape.runtime.specialize.offload_schedule import Action
+from anyshape.runtime.specialize.offload_schedule import CallAction
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.runtime.torch_ops.extern_calls import results_of
@@ -150,7 +150,7 @@ class CallFrame:
             error.add_note(f"in step {number} of {self.shared.plan.name}, {step.where or 'source line unknown'}")
             raise
 
-    def _move(self, action: Action) -> None:
+    def _move(self, action: CallAction) -> None:
         """Begins to copy a value to the store or back, or waits for that."""
         if action.kind == "wait":
             self.tickets[action.number].wait()

@@ -40,12 +40,12 @@ from typing import Any
 
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan
-from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.interface import HostDriver
 
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
 
-def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], driver: Driver,
+def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], driver: HostDriver,
                bound: Mapping[int, Any] = MappingProxyType({})) -> Callable[..., Any]:
     """`enter` for a plan. `strided`: inputs whose strides bind symbols; `bound`: by position, those that are the same
     in every call, and that `args` do not have."""
@@ -116,7 +116,7 @@ class _Tests:
 
 
 def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: frozenset[int],
-           names: dict[str, Any], driver: Driver) -> _Tests:
+           names: dict[str, Any], driver: HostDriver) -> _Tests:
     """The tests of the inputs that a call gives; the dtypes go to `names`."""
     found = _Tests()
     for i in called:
@@ -154,7 +154,7 @@ def _never(*_tensors: Any) -> bool:
 class _Learner:
     """Takes tensors that were looked at and fit as what the function `name` compares with from now on."""
 
-    def __init__(self, names: dict[str, Any], name: str, sizes: bool, driver: Driver) -> None:
+    def __init__(self, names: dict[str, Any], name: str, sizes: bool, driver: HostDriver) -> None:
         self.names = names
         self.driver = driver
         self.name = name

@@ -60,7 +60,7 @@ FREE = CallPolicy()
 
 
 class Executable(Program):
-    """See the head of this file.
+    """A program that PyTorch calls, with tapes, steps by PyTorch, and limits. Threads may share one.
 
     Args:
         plan: allocated (plan/memory/symbolic_allocator.py).

@@ -29,7 +29,7 @@ RECORDS = 512  # shapes that one program remembers
 
 
 class Program:
-    """See the head of this file.
+    """A compiled plan that a host calls: a call takes arrays and gives results. Threads may share one.
 
     Args:
         specializer: the plan's.

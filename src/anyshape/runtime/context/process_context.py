@@ -10,7 +10,7 @@ from typing import Any
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.base.config import Config
-from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
@@ -32,7 +32,7 @@ class Context:
         driver: of who calls the programs; PyTorch's when left out.
     """
 
-    def __init__(self, host: HostRoutines | None = None, driver: Driver | None = None) -> None:
+    def __init__(self, host: HostRoutines | None = None, driver: HostDriver | None = None) -> None:
         self.host = host = host_routines() if host is None else host
         self.driver = driver = usual_driver() if driver is None else driver
         self.temporary = Pool(driver)

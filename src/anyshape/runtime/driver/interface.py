@@ -38,8 +38,8 @@ class AccessCode:
     names: Mapping[str, Any]
 
 
-class Driver(Protocol):
-    """See the head of this file. Threads may share one.
+class HostDriver(Protocol):
+    """What a program asks of the host that calls it: arrays, memory, threads. Threads may share one.
 
     dtypes: our names of dtypes -> the host's. result: memory for a result of sizes, strides (in elements) and one of
     `dtypes`. address: of an array's first element. threads: how many a call may use. code: see `AccessCode`.

@@ -85,7 +85,7 @@ def empty_strided(sizes: Sizes, strides: Sizes, dtype: np.dtype[Any]) -> np.ndar
 
 
 class NumpyDriver:
-    """See `Driver`.
+    """See `HostDriver`.
 
     Args:
         threads: how many a call may use; 0: the cores that this process may run on.
@@ -103,37 +103,37 @@ class NumpyDriver:
         self.threads = lambda: count
 
     def inspect(self, value: Any) -> Argument | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         if not isinstance(value, np.ndarray):
             return None
         return Argument(NAMES.get(value.dtype) or str(value.dtype), value.shape)
 
     def device(self, name: str) -> str:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return name
 
     def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == sizes
 
     def strides(self, value: np.ndarray[Any, Any]) -> Sizes:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return strides_of(value)
 
     def refused(self, value: np.ndarray[Any, Any], plan: Plan, position: int) -> InputError | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return None
 
     def scalar(self, value: bool | int | float, dtype: str, device: str = "cpu") -> np.ndarray[Any, Any]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return np.asarray(value, NUMPY_DTYPES[dtype])
 
     def plain(self, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return value
 
     def restrided(self, value: np.ndarray[Any, Any], strides: Sizes) -> np.ndarray[Any, Any]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         if value.flags.aligned and (0 in value.shape or all(
                 a == b for n, a, b in zip(value.shape, strides_of(value), strides, strict=True) if n != 1)):
             return value
@@ -142,15 +142,15 @@ class NumpyDriver:
         return copy
 
     def put_back(self, into: np.ndarray[Any, Any], value: np.ndarray[Any, Any]) -> None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         into[...] = value
 
     def alike(self, values: Sequence[Any], sizes: bool) -> Callable[..., bool] | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return None
 
     def empty(self, bytes_: int) -> tuple[np.ndarray[Any, Any], int]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         try:
             memory = np.empty(bytes_ + 64, np.uint8)
         except (MemoryError, ValueError) as error:
@@ -159,15 +159,15 @@ class NumpyDriver:
         return memory[skip:skip + bytes_], address_of(memory) + skip
 
     def flat(self, memory: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         item = dtype.itemsize
         return memory[:len(memory) // item * item].view(dtype)
 
     def part(self, flat: np.ndarray[Any, Any], element: int, sizes: Sizes, strides: Sizes) -> np.ndarray[Any, Any]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         item = flat.itemsize
         return as_strided(flat[element:], sizes, tuple([step * item for step in strides]))
 
     def shares(self, value: np.ndarray[Any, Any], memory: np.ndarray[Any, Any]) -> bool:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return np.may_share_memory(value, memory)

@@ -30,7 +30,7 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 
 class TorchDriver:
-    """See `Driver`."""
+    """See `HostDriver`."""
 
     dtypes = TORCH_DTYPES
     address = staticmethod(torch.Tensor.data_ptr)
@@ -42,50 +42,50 @@ class TorchDriver:
         self.result = api.allocator()
 
     def inspect(self, value: Any) -> Argument | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         if not isinstance(value, torch.Tensor):
             return None
         return Argument(DTYPE_NAMES.get(value.dtype, str(value.dtype)), tuple(value.shape))
 
     def device(self, name: str) -> torch.device:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return torch.device(name)
 
     def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return isinstance(value, torch.Tensor) and value.dtype is dtype and value.shape == sizes \
             and value.device == device and value.layout is torch.strided
 
     def strides(self, value: torch.Tensor) -> Sizes:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return value.stride()
 
     def refused(self, value: torch.Tensor, plan: Plan, position: int) -> InputError | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return refused(value, plan, position)
 
     def scalar(self, value: bool | int | float, dtype: str, device: str = "cpu") -> torch.Tensor:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return torch.tensor(value, dtype=TORCH_DTYPES[dtype], device=device)
 
     def plain(self, value: torch.Tensor) -> torch.Tensor:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return in_memory(value)
 
     def restrided(self, value: torch.Tensor, strides: Sizes) -> torch.Tensor:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return restrided(value, strides)
 
     def put_back(self, into: torch.Tensor, value: torch.Tensor) -> None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         into.copy_(value)
 
     def alike(self, values: Sequence[Any], sizes: bool) -> Callable[..., bool] | None:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return api.same_kind(values, sizes)
 
     def empty(self, bytes_: int) -> tuple[torch.Tensor, int]:
-        """See `Driver`."""
+        """See `HostDriver`."""
         memory = torch.empty(bytes_, dtype=torch.uint8)
         address = memory.data_ptr()
         if address % 64:  # torch's own allocator gives more, another one may not
@@ -96,16 +96,16 @@ class TorchDriver:
         return memory, address
 
     def flat(self, memory: torch.Tensor, dtype: Any) -> torch.Tensor:
-        """See `Driver`."""
+        """See `HostDriver`."""
         item = dtype.itemsize
         return memory[:len(memory) // item * item].view(dtype)
 
     def part(self, flat: torch.Tensor, element: int, sizes: Sizes, strides: Sizes) -> torch.Tensor:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return flat.as_strided(sizes, strides, flat.storage_offset() + element)
 
     def shares(self, value: torch.Tensor, memory: torch.Tensor) -> bool:
-        """See `Driver`."""
+        """See `HostDriver`."""
         return storage_id(value) == storage_id(memory)
 
 

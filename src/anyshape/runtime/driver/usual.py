@@ -2,10 +2,10 @@
 without torch."""
 from __future__ import annotations
 
-from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.interface import HostDriver
 
 
-def usual_driver() -> Driver:
+def usual_driver() -> HostDriver:
     """PyTorch's."""
     from anyshape.runtime.driver.torch_driver import DRIVER
     return DRIVER

@@ -22,7 +22,7 @@ from anyshape.runtime.budget.memory_budget import MemoryBudget
 from anyshape.runtime.budget.peak_breakdown import source_of
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
+from anyshape.runtime.specialize.saved_policy import OffloadMove, SavePolicy
 from anyshape.sym.expr import Size, evaluate
 
 KINDS: dict[type[Home], str] = {
@@ -32,7 +32,7 @@ Span = tuple[int, int]  # first and last position
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRange:
+class TimelineRange:
     """A value in memory between two positions of the line, both inclusive.
 
     kind: saved (for the backward), temporary, result, or made by PyTorch. bytes: as they count, a formula. gap: of a
@@ -50,7 +50,7 @@ class LiveRange:
     only: bool = False
 
     def spans(self, dropped: frozenset[str], used: frozenset[str], moved: Mapping[str, Span]) -> list[Span]:
-        """From where to where it is in memory, under the choice that `Timeline.curve` describes."""
+        """From where to where it is in memory, under the choice that `MemoryTimeline.curve` describes."""
         if self.only and self.name not in used:
             return []
         gap = moved.get(self.name) if self.kind == "saved" else None
@@ -62,11 +62,11 @@ class LiveRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class MemoryTimeline:
     """The lives of a program, or of a forward with its backward. border: the position where the backward begins, or the
     length where there is none."""
 
-    lives: tuple[LiveRange, ...]
+    lives: tuple[TimelineRange, ...]
     border: int
     length: int
 
@@ -88,38 +88,39 @@ class Timeline:
         return curve
 
     def alive(self, position: int, values: Mapping[str, int], dropped: frozenset[str], used: frozenset[str],
-              moved: Mapping[str, Span]) -> list[tuple[LiveRange, int]]:
+              moved: Mapping[str, Span]) -> list[tuple[TimelineRange, int]]:
         """What is in memory at a position, with its bytes, the largest first; see `curve`."""
         found = [(life, evaluate(life.bytes, values)) for life in self.lives
                  if any(first <= position <= last for first, last in life.spans(dropped, used, moved))]
         return sorted([one for one in found if one[1]], key=lambda one: -one[1])
 
 
-def timeline(limit: MemoryBudget) -> Timeline:
+def timeline(limit: MemoryBudget) -> MemoryTimeline:
     """The lives of the programs of a limit."""
     problem = limit.problem
     if problem is None:
         return _alone(limit.program)
-    lives = [LiveRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last, life.where)
+    lives = [TimelineRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last,
+                           life.where)
              for life in problem.fixed]
     gaps = {name: (first, last - 1) for name, (first, last) in zip(problem.names, problem.gaps, strict=True)
             if first < last}
     for name, life in problem.held.items():
         size = align(problem.bytes[life.number])
-        lives.append(LiveRange(name, "saved", size, life.first, life.last, life.where, gaps.get(name)))
-    lives += [LiveRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last,
+        lives.append(TimelineRange(name, "saved", size, life.first, life.last, life.where, gaps.get(name)))
+    lives += [TimelineRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last,
                    life.where, only=True) for life in problem.temporaries]
-    return Timeline(tuple(life for life in lives if life.first <= life.last), problem.border, problem.length)
+    return MemoryTimeline(tuple(life for life in lives if life.first <= life.last), problem.border, problem.length)
 
 
-def _alone(program: Executable) -> Timeline:
+def _alone(program: Executable) -> MemoryTimeline:
     plan = program.plan
     end = len(plan.steps)
     # results count from when they are written: before that, other values may lie in their memory
-    lives = tuple(LiveRange(b.name, KINDS[type(b.home)], b.bytes, b.first,
+    lives = tuple(TimelineRange(b.name, KINDS[type(b.home)], b.bytes, b.first,
                        end if b.survives_call else b.last, source_of(b, plan))
                   for b in plan.buffers if b.is_allocated)
-    return Timeline(lives, end + 1, end + 1)
+    return MemoryTimeline(lives, end + 1, end + 1)
 
 
 def scratch(limit: MemoryBudget, values: dict[str, int]) -> tuple[int, int]:
@@ -138,7 +139,7 @@ def used(problem: TradeoffProblem | None, dropped: frozenset[str]) -> frozenset[
     return frozenset(problem.keeps.used(SavePolicy(dropped)) & problem.keeps.made)
 
 
-def away(problem: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Span]:
+def away(problem: TradeoffProblem | None, moved: Sequence[OffloadMove]) -> dict[str, Span]:
     """The values of `moved`, with the positions between which their memory is free."""
     return {} if problem is None else {
         move.saved: (move.gone + 1, problem.border + move.back - 1) for move in moved}
@@ -146,7 +147,7 @@ def away(problem: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Sp
 
 def state(problem: TradeoffProblem | None, policy: SavePolicy
           ) -> tuple[frozenset[str], frozenset[str], dict[str, Span]]:
-    """What `Timeline.curve` and `Timeline.alive` ask of a choice: what is dropped, used and moved."""
+    """What `MemoryTimeline.curve` and `MemoryTimeline.alive` ask of a choice: what is dropped, used and moved."""
     return policy.dropped, used(problem, policy.dropped), away(problem, policy.moved)
 
 

@@ -291,7 +291,7 @@ def cut(pieces: Sequence[Piece], at: int, bytes_: int) -> list[Piece]:
 
 
 class HostStore:
-    """See the head of this file. Threads may share one.
+    """A file where values wait between forward and backward, copied by a thread of its own. Threads may share one.
 
     Args:
         folder: where the file is.

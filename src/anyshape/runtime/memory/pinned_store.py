@@ -99,7 +99,7 @@ class PinnedReservation:
 
 
 class PinnedStore:
-    """See the head of this file. Threads may share one.
+    """Pinned memory of the host where values of a device wait between forward and backward. Threads may share one.
 
     Args:
         limit: bytes that it may hold; 0: as many as the host has.

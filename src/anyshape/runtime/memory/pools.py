@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from anyshape.base import counters
 from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
-from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.huge_pages import DetachedPages, detach, prefer_large
@@ -48,7 +48,8 @@ class Block:
 
     __slots__ = ("__weakref__", "address", "bytes", "driver", "flat", "gone", "tensor", "views")
 
-    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None, driver: Driver | None = None) -> None:
+    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None,
+                 driver: HostDriver | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
         self.driver = usual_driver() if driver is None else driver
@@ -100,7 +101,7 @@ class Pool:
     is, or as the first thing of the `__del__` that would tell.
     """
 
-    def __init__(self, driver: Driver | None = None) -> None:
+    def __init__(self, driver: HostDriver | None = None) -> None:
         self.driver = usual_driver() if driver is None else driver
         self.lock = threading.RLock()  # a block may go while the thread is in here
         self.free: list[Block] = []

@@ -55,7 +55,7 @@ class DeviceBlock(Block):
 
 
 class StreamPool(Pool):
-    """Free blocks of one kind, of one device: see the head of this file. Thread-safe."""
+    """Free blocks of one kind, of one device, by the stream that used each last. Thread-safe."""
 
     def __init__(self, streams: Streams) -> None:
         super().__init__()

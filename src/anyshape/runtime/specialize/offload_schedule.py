@@ -5,8 +5,8 @@
     backward: 2 h has memory again, begin to copy it back    3 4    wait    5 kernel(h)
 
 When to begin and when to wait is decided with what to recompute, from estimates of what steps and copies take
-(`Clock`). It is no part of the plan but of a record: the calls that do it (`Action`) stand between the host's words of
-the steps. Of steps that the host does as one, nothing comes between.
+(`Clock`). It is no part of the plan but of a record: the calls that do it (`CallAction`) stand between the host's words
+of the steps. Of steps that the host does as one, nothing comes between.
 """
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import numpy as np
 
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.program import Plan
-from anyshape.runtime.specialize.saved_policy import Move, SavedLayout, SavePolicy
+from anyshape.runtime.specialize.saved_policy import OffloadMove, SavedLayout, SavePolicy
 
 SLACK = 2.0  # what a copy is given: others may be before it, and steps may take less than estimated
 ORDER = ("out", "back", "wait")  # of actions before the same step
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class CallAction:
     """What a call does before step `step`: begins to copy value `number` of its record's moves "out" or "back", or
     "wait"s for that. The value has `bytes` bytes at `offset` of the upper block, and at `at` of the space in the store.
     """
@@ -38,7 +38,7 @@ class Action:
 
 
 def actions(keeps: SavedLayout, policy: SavePolicy, runs: frozenset[int],
-            places: Sequence[tuple[int, int]]) -> tuple[Action, ...]:
+            places: Sequence[tuple[int, int]]) -> tuple[CallAction, ...]:
     """What moves the values of `policy` in a forward or a backward. runs: its optional steps that run; places: offset
     in the upper block and bytes of each value."""
     found = []
@@ -55,7 +55,8 @@ def actions(keeps: SavedLayout, policy: SavePolicy, runs: frozenset[int],
         if begin > until:
             raise VerifyError(f"{move.saved} of {keeps.plan.name} is moved too late", why="a step needs it before",
                               do="report this plan: a bug of AnyShape")
-        found += [Action(begin, kind, number, offset, at, bytes_), Action(until, "wait", number, offset, at, bytes_)]
+        found += [CallAction(begin, kind, number, offset, at, bytes_),
+                  CallAction(until, "wait", number, offset, at, bytes_)]
         at += bytes_
     return tuple(sorted(found, key=lambda one: (one.step, ORDER.index(one.kind), one.number)))
 
@@ -87,7 +88,7 @@ class Clock:
         self.hidden = 0.0 if at_once else float(self.forward[-1] + self.backward[-1])
 
     def gone(self, saved: str, bytes_: int) -> int:
-        """See `Move`."""
+        """See `OffloadMove`."""
         plan = self.program.plan
         count = len(plan.steps)
         end = run_of(plan, self.program.ends[saved])[1]
@@ -97,7 +98,7 @@ class Clock:
         return run_of(plan, min(max(done - 1, end + 1), count))[1]
 
     def there(self, step: int, bytes_: int) -> int:
-        """The backward's first step during which a value is there that step `step` needs: see `Move`."""
+        """The backward's first step during which a value is there that step `step` needs: see `OffloadMove`."""
         plan = self.later.plan
         first = run_of(plan, step)[0]
         if self.at_once:
@@ -105,9 +106,9 @@ class Clock:
         begin = int(np.searchsorted(self.backward, self.backward[first] - SLACK * bytes_ * self.back, "right")) - 1
         return run_of(plan, max(min(begin, first - 1), 0))[0]
 
-    def move(self, saved: str, bytes_: int, step: int) -> Move:
+    def move(self, saved: str, bytes_: int, step: int) -> OffloadMove:
         """The move of a value of `bytes_` bytes that step `step` of the backward is the first to need."""
-        return Move(saved, self.gone(saved, bytes_), self.there(step, bytes_))
+        return OffloadMove(saved, self.gone(saved, bytes_), self.there(step, bytes_))
 
     def seconds(self, bytes_: float) -> float:
         """What copying so many bytes out and back takes."""

@@ -26,7 +26,7 @@ from anyshape.backend.interface import HostRoutines
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import External, Recomputed
-from anyshape.plan.ir.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
+from anyshape.plan.ir.liveness import KeptRegion, LiveRanges, first_writes, saved_external, tape_entry
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
 from anyshape.plan.ir.size_function import SizeFunction
 from anyshape.plan.memory.offset_problem import OffsetProblem
@@ -38,7 +38,7 @@ from anyshape.sym.python_codegen import function_of
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class OffloadMove:
     """A saved buffer that is moved out to a store. `gone`: the forward's last step during which it is still in memory;
     `back`: the backward's first step during which it is there again."""
 
@@ -55,7 +55,7 @@ class SavePolicy:
 
     dropped: frozenset[str] = frozenset()
     apart: bool = False
-    moved: tuple[Move, ...] = ()
+    moved: tuple[OffloadMove, ...] = ()
 
     @property
     def away(self) -> frozenset[str]:
@@ -157,7 +157,7 @@ class SavedLayout:
 
     def __init__(self, plan: Plan, forward: Plan | None, layout: SizeFunction, host: HostRoutines,
                  lives: Sequence[tuple[int, int]], moving: Sequence[int], saved: Sequence[int],
-                 regions: Sequence[Region], chunks: Sequence[tuple[str, ...]] = ()) -> None:
+                 regions: Sequence[KeptRegion], chunks: Sequence[tuple[str, ...]] = ()) -> None:
         self.plan = plan
         self.forward = forward
         self.layout = layout

@@ -13,7 +13,7 @@ from anyshape.ir.op import DIVISOR, ROUTE
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan, Step
-from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
 
@@ -43,7 +43,7 @@ class Binder:
     """
 
     def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset(),
-                 names: Mapping[str, str] | None = None, driver: Driver | None = None,
+                 names: Mapping[str, str] | None = None, driver: HostDriver | None = None,
                  given: Mapping[int, Any] = MappingProxyType({})) -> None:
         self.plan = plan
         self.driver = driver = usual_driver() if driver is None else driver

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from anyshape.backend.interface import HostRoutines, Payload, Placement, PlanRunner
+from anyshape.backend.interface import HostRoutines, Payload, PlacedPlan, PlanRunner
 from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported
@@ -37,7 +37,7 @@ from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_columns, columns_of
 from anyshape.runtime.memory.size_vectors import SizeTable
-from anyshape.runtime.specialize.offload_schedule import Action, actions
+from anyshape.runtime.specialize.offload_schedule import CallAction, actions
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
 from anyshape.runtime.specialize.shape_binding import check_inside, renamed, with_addresses
 from anyshape.sym.expr import Size, evaluate, symbols_of
@@ -52,7 +52,8 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Specialization:
-    """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
+    """A plan at one set of sizes, which runs only read. Bytes and strides are numbers; views are (sizes, strides,
+    offset in elements).
 
     values: symbol -> value. payload: what the runner made of it. offsets: buffer -> byte offset in the two blocks.
     kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one
@@ -89,7 +90,7 @@ class Specialization:
     chunks: tuple[int, ...]
     parts: tuple[tuple[int, int, int], ...]
     late: tuple[tuple[tuple[int, int], ...], ...]
-    actions: tuple[Action, ...]
+    actions: tuple[CallAction, ...]
     stored: int
     inputs: tuple[View | None, ...]
     input_strides: tuple[tuple[int, ...] | None, ...]
@@ -236,7 +237,7 @@ class Specializer:
         given, hollow = map(operator.add, self.given, self.restored if policy == SAVE_ALL else (0, []))
         until = -1 if self.reused_output is None or place.lower == "kept" else (
             self.taken if place.lower == "early" else self.reused_output.first)
-        payload = self.runner.specialize(Placement(
+        payload = self.runner.specialize(PlacedPlan(
             encoded, values, pairs, place.border, self.keeps.optional - runs, tuple([one.step for one in acts]), given,
             sum(0 in inputs[i][0] for i in hollow), until))
         spare_at, spare = self._spare(place, sizes) if payload.scratch_below else (0, 0)

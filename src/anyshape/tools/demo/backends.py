@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import anyshape
 from anyshape.dist.strategies import Strategy
 from anyshape.frontend.train_step_api import TrainStep
-from anyshape.tools.demo.watch import Watch
+from anyshape.tools.demo.watch import PeakWatch
 
 
 class Step(Protocol):
@@ -31,7 +31,7 @@ class Backend:
     "anyshape" it is the step, of the others one that never runs."""
 
     def __init__(self, name: str, step: Step, checkpoints: TrainStep, counters: Callable[[], Mapping[str, float]],
-                 limit: int = 0, watch: Watch | None = None) -> None:
+                 limit: int = 0, watch: PeakWatch | None = None) -> None:
         self.name = name
         self.step = step
         self.checkpoints = checkpoints
@@ -91,7 +91,7 @@ def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int, st
         return now
 
     step = anyshape.train_step(model, loss_of, optimizer, strategy=strategy, memory_limit=limit)
-    return Backend("anyshape", step, step, counters, limit, Watch(step) if limit and strategy is None else None)
+    return Backend("anyshape", step, step, counters, limit, PeakWatch(step) if limit and strategy is None else None)
 
 
 def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer, checkpoints: TrainStep) -> Backend:

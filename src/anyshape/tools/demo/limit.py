@@ -8,13 +8,12 @@ from __future__ import annotations
 import copy
 
 import anyshape
-from anyshape.base.config import bytes_of
 from anyshape.base.errors import AnyShapeError, LimitError
+from anyshape.base.units import bytes_of, bytes_text
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.tools.demo.backends import loss_of
-from anyshape.tools.demo.show.display import readable_bytes
 from anyshape.tools.demo.training import Session
-from anyshape.tools.demo.watch import Watch
+from anyshape.tools.demo.watch import PeakWatch
 
 HALF = "half"
 NO_LIMIT = 1 << 62
@@ -31,7 +30,7 @@ def limit_bytes(text: str, session: Session, steps: int) -> tuple[int, str]:
         return bytes_of("--memory-limit", text), ""
     shapes = coming_shapes(session, steps)
     model, optimizer = copy.deepcopy((session.model, session.optimizer))  # the step that tells changes them
-    watch = Watch(anyshape.train_step(model, loss_of, optimizer, memory_limit=NO_LIMIT))
+    watch = PeakWatch(anyshape.train_step(model, loss_of, optimizer, memory_limit=NO_LIMIT))
     batch, _ = session.stream.take(session.cursor)
     watch.step(batch.tokens, batch.targets)
     for pool in (shared_context().kept, shared_context().temporary):
@@ -40,16 +39,16 @@ def limit_bytes(text: str, session: Session, steps: int) -> tuple[int, str]:
     found = sorted(((watch.peak(*shape)[0], shape) for shape in shapes), reverse=True)
     highest, (rows, length) = found[0]
     half = highest // 2
-    told = f"without a limit the peak of the coming steps is {readable_bytes(highest)}, at {rows} x {length}"
+    told = f"without a limit the peak of the coming steps is {bytes_text(highest)}, at {rows} x {length}"
     for peak, shape in found[:TRIED]:
         try:
             watch.peak(*shape, half)
         except LimitError as error:
-            raise AnyShapeError(f"the demo cannot run within half of its peak, {readable_bytes(half)}",
-                                why=f"{told}; a batch of {shape[0]} x {shape[1]} takes {readable_bytes(peak)}: "
+            raise AnyShapeError(f"the demo cannot run within half of its peak, {bytes_text(half)}",
+                                why=f"{told}; a batch of {shape[0]} x {shape[1]} takes {bytes_text(peak)}: "
                                     f"{error.why}",
                                 do=f"{error.do.split(',')[0]}, by --memory-limit") from error
-    return half, f"{told}; the limit is half of it, {readable_bytes(half)}"
+    return half, f"{told}; the limit is half of it, {bytes_text(half)}"
 
 
 def coming_shapes(session: Session, steps: int) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from anyshape.base.files import write_atomically
+from anyshape.base.units import bytes_text
 from anyshape.tools.demo.compare import Comparison
-from anyshape.tools.demo.show.display import readable_bytes
 from anyshape.tools.demo.training import History
 
 
@@ -67,17 +67,17 @@ def print_summary(console: Console, summary: Summary) -> None:
         table.add_row("compiling", f"{summary.counters['compile_seconds']:.1f} s in all")
     table.add_row("held-out loss", f"{summary.held_out_before:.3f} before, {summary.held_out_after:.3f} after")
     table.add_row("training", f"{summary.speed:,.0f} tokens/s over the run, optimiser and first step included")
-    memory = f"resident at most {readable_bytes(summary.resident_peak)}"
+    memory = f"resident at most {bytes_text(summary.resident_peak)}"
     if summary.arena_peak:
-        memory += f", arena at most {readable_bytes(summary.arena_peak)}"
+        memory += f", arena at most {bytes_text(summary.arena_peak)}"
     table.add_row("memory", memory)
     if summary.strategy:
         table.add_row("strategy", summary.strategy)
         table.add_row("communication", f"{summary.messages:.3g} messages a step, {summary.waited * 1e3:.3g} ms of it "
                                        "exposed: this rank stood still")
     if summary.limit:
-        table.add_row("limit", f"{readable_bytes(summary.limit)}; a step took at most "
-                               f"{readable_bytes(summary.counted_peak)} by count, {summary.limited_steps} of "
+        table.add_row("limit", f"{bytes_text(summary.limit)}; a step took at most "
+                               f"{bytes_text(summary.counted_peak)} by count, {summary.limited_steps} of "
                                f"{summary.steps} steps computed values again")
     if summary.comparison:
         for name, text in comparison_rows(summary.backend, summary.comparison):
@@ -98,9 +98,9 @@ def comparison_rows(backend: str, comparison: Comparison) -> list[tuple[str, str
         f"loss differs by {comparison.loss_difference:.1e}, what a step changes by "
         f"{comparison.update_difference:.1e}, relative"
     )
-    memory = f"eager's resident memory rises by {readable_bytes(comparison.eager_rise)} at {shape}"
+    memory = f"eager's resident memory rises by {bytes_text(comparison.eager_rise)} at {shape}"
     if comparison.arena:
-        memory += f"; the arena of {backend} is {readable_bytes(comparison.arena)}"
+        memory += f"; the arena of {backend} is {bytes_text(comparison.arena)}"
     return [("against eager", speed), ("same numbers", numbers), ("memory of a step", memory)]
 
 

@@ -8,7 +8,7 @@ from anyshape.runtime.budget.memory_budget import MemoryBudget
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 
 
-class Watch:
+class PeakWatch:
     """Predicts the peaks of a compiled train step, which takes tokens and targets."""
 
     def __init__(self, step: TrainStep) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from anyshape.artifact.load import load
-from anyshape.base.config import bytes_of
 from anyshape.base.errors import ConfigError
+from anyshape.base.units import bytes_of
 from anyshape.tools.serve.served import Servable, Served, name_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ IDLE, HEAD, BODY = "idle", "head", "body"
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """See the head of this file. patience: the seconds; a server has a class of its own, see `protocol_of`."""
+    """A connection with bounds on its seconds and on a head's bytes. patience: the seconds; a server has a class of its
+    own, see `protocol_of`."""
 
     patience = 30.0
 

@@ -22,7 +22,7 @@ PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout,
 FRESH, VIEW, OPERAND = range(3)
 
 
-class _Unknown(Exception):
+class Unkeyed(Exception):
     """An argument that no key can be made of."""
 
 
@@ -71,7 +71,7 @@ def _remembering(dispatch: Callable[..., Any], memory: dict[Any, Any]) -> Callab
         kept: list[Any] = []
         try:
             key = (op, mode, setting(), _key(arguments, mode, operands, kept), _key(keywords, mode, operands, kept))
-        except _Unknown:
+        except Unkeyed:
             return dispatch(mode, op, types, arguments, keywords)
         found = memory.get(key)
         if found is not None:
@@ -118,11 +118,11 @@ def _key(value: Any, mode: Any, operands: list[Any], kept: list[Any]) -> Any:
         return tuple([(name, _key(one, mode, operands, kept)) for name, one in value.items()])
     if isinstance(value, torch.Tensor):
         if not _usual(value, mode):
-            raise _Unknown
+            raise Unkeyed
         operands.append(value)
         return (value.dtype, value.fake_device, tuple([_size(size, kept) for size in value.shape]),  # type: ignore
                 tuple([_size(stride, kept) for stride in value.stride()]), _size(value.storage_offset(), kept))
-    raise _Unknown
+    raise Unkeyed
 
 
 def _size(size: Any, kept: list[Any]) -> Any:
@@ -130,7 +130,7 @@ def _size(size: Any, kept: list[Any]) -> Any:
         return size
     node = size.node
     if node.__class__.__name__ != "SymNode":
-        raise _Unknown
+        raise Unkeyed
     kept.append(node)
     return "", id(node)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from anyshape.torch_compat import compile_lock, get, has, need, storage_id
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings
-from anyshape.torch_compat.tracing.fake_tensor_cache import FAKE, PLAIN, setting
+from anyshape.torch_compat.tracing.fake_tensor_cache import FAKE, PLAIN, Unkeyed, setting
 from anyshape.torch_compat.tracing.quiet_logs import FAKE_TENSORS, quiet
 from anyshape.torch_compat.versions import api, symbolic_functions
 from anyshape.torch_compat.versions.autocast import casts
@@ -66,10 +66,6 @@ DISABLE, OUTSIDE = "torch._C._DisableTorchDispatch", "torch.utils._python_dispat
 def can_run() -> bool:
     """Whether this torch has all that is needed here."""
     return has(DISABLE, OUTSIDE)
-
-
-class _Unknown(Exception):
-    """An argument that no key can be made of."""
 
 
 class Shapes:
@@ -187,7 +183,7 @@ class Shapes:
         try:
             key = function, setting(), _key(tuple(arguments), places), _key(keywords, places)
             hash(key)
-        except (_Unknown, TypeError):
+        except (Unkeyed, TypeError):
             return None
         return key
 
@@ -244,7 +240,7 @@ def _key(value: Any, places: dict[int, int]) -> Any:
         return tuple([(name, _key(one, places)) for name, one in value.items()])
     if isinstance(value, torch.Tensor):
         return places[id(value)], value.dtype, value.shape, value.stride()
-    raise _Unknown
+    raise Unkeyed
 
 
 @contextlib.contextmanager

@@ -161,7 +161,8 @@ _BEFORE_GRADIENTS = "torch._C.DispatchKey.Autograd"  # where they are looked for
 
 @contextlib.contextmanager
 def eager_operators() -> Iterator[None]:
-    """See the head of this file. Other threads that compile wait, for this is every thread's."""
+    """Sets torch's Python kernels of `_OURS` and `_MORE` aside while a trace runs. Other threads that compile wait, for
+    this is every thread's."""
     decompositions = compat.get("torch._decomp.decompositions")
     torchs = getattr(decompositions, _POSITIONS, None)
     with compat.compile_lock(), python_kernels(_OURS, _MORE):

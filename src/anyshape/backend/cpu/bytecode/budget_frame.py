@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64
+from anyshape.backend.cpu.native.records import Array, Inline, Struct, i64
 
 PHASES, UNWORTHY = 4, 100  # one more phase is not worth it that saves less than this part (see
 # runtime/specialize/saved_policy.py)

@@ -35,7 +35,7 @@ from anyshape.backend.cpu.bytecode.products import (
 from anyshape.backend.cpu.bytecode.template import Names, Word
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.microkernels import direct_conv
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
@@ -56,7 +56,7 @@ from anyshape.plan.ir.program import (
 )
 from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
-_kernel = host.KernelStep.encoder()
+_kernel = host.KernelStepWords.encoder()
 
 
 def _operands(step: LibraryStep) -> tuple[Window, ...]:
@@ -251,7 +251,7 @@ class PlanEncoder:
             *itertools.chain(*map(self.window, windows))])
 
     def window(self, window: Window) -> list[Word]:
-        """The words of a `template.Window`."""
+        """The words of a `template.WindowWords`."""
         type_, number = window.type, self.formulas.number
         return template.window_words(self.slots[window.buffer], size_of(type_.dtype), number(window.offset),
                                      [*map(number, type_.shape)], [*map(number, type_.layout())])
@@ -345,7 +345,7 @@ class PlanEncoder:
                 item = size_of(window.type.dtype)
                 params += [self.slots[window.buffer], self.formulas.number(window.offset * item)]
             sizes = [self.formulas.number(size) for size in regime.sizes]
-            length = words_of(host.KernelStep) + len(params) + len(sizes)
+            length = words_of(host.KernelStepWords) + len(params) + len(sizes)
             every: list[Word] = []
             for kernel in regime.kernels:
                 if kernel not in self.kernels:

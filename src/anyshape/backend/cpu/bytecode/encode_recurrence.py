@@ -11,7 +11,7 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import recurrence
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.ops.recurrence import CELLS, blocks, words
 
 _words = host.RecurrenceStep.encoder()

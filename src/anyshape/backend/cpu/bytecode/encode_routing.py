@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.backend.cpu.native.records import words_of
 from anyshape.ir.types import kind_of, size_of
 
 _topk, _plan, _segments = host.TopkStep.encoder(), host.RoutePlanStep.encoder(), host.SegmentStep.encoder()

@@ -21,7 +21,7 @@ from anyshape.backend.cpu.microkernels import (
     softmax_rows,
     winograd_conv,
 )
-from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
+from anyshape.backend.cpu.native.records import Array, Inline, Nested, Struct, i64, words_of
 
 
 class Place(Struct):
@@ -55,7 +55,7 @@ class Functions(Struct):
     load: Load
 
 
-class Program(Struct):
+class ProgramHead(Struct):
     """The head of a program."""
 
     kept: i64  # bytes of the kept block: arena offsets from here on lie in the temporary block
@@ -68,7 +68,7 @@ class Program(Struct):
     pairs: Annotated[Array[Place], Inline(0)]
 
 
-class Block(Struct):
+class CallBlock(Struct):
     """The head of a call's block."""
 
     status: i64  # 0, or the value of a failed check
@@ -78,7 +78,7 @@ class Block(Struct):
     threads: i64
     callback: i64
     functions: Functions
-    program: Program
+    program: ProgramHead
     step: i64  # number of the step that runs; the callback writes STEP_DONE there when it has done one
     times: i64  # 0, or where the clock is written after every step: (seconds, nanoseconds,
     # number of the step) each, the first before all steps
@@ -87,7 +87,7 @@ class Block(Struct):
     slots: Annotated[Array[i64], Inline(0)]  # slot 0 is the status; buffers follow
 
 
-class Step(Struct):
+class StepHead(Struct):
     """How every step begins."""
 
     op: i64
@@ -95,7 +95,7 @@ class Step(Struct):
     number: i64
 
 
-class KernelStep(Step):
+class KernelStepWords(StepHead):
     """A fused kernel."""
 
     function: i64
@@ -107,7 +107,7 @@ class KernelStep(Step):
     places: Annotated[Array[Place], Inline(0)]  # of the params; each size follows
 
 
-class SeriesStep(Step):
+class SeriesStep(StepHead):
     """Kernels, or series: they follow, as so many words (backend/cpu/routines/parallel_region.py)."""
 
     words: i64
@@ -128,7 +128,7 @@ class Dim(Struct):
     steps: Annotated[Array[i64], Inline(4)]
 
 
-class ProductStep(Step):
+class ProductStep(StepHead):
     """A batch of matrix products, all in the terms of a column-major library; with packed panels, `function` is the
     entry of its dtype's first routine."""
 
@@ -197,7 +197,7 @@ class PackedProduct(ProductStep):
     dims: Annotated[Array[Dim], Inline(0)]
 
 
-class ByteConvStep(Step):
+class ByteConvStep(StepHead):
     """A convolution of 8-bit numbers: a product whose rows are what the windows see
     (backend/cpu/routines/packed_gemm.py). Such a row is runs of elements, `tall` lines of `wide` ones."""
 
@@ -214,7 +214,7 @@ class ByteConvStep(Step):
     scratch: i64  # bytes of scratch per thread
 
 
-class EndsStep(Step):
+class EndsStep(StepHead):
     """A step over groups whose ends are data (ops/matmul.py)."""
 
     ends: Nested[Place]
@@ -252,7 +252,7 @@ class GroupedStep(EndsStep):
     library: Nested[LibraryProduct]  # the same by the library, or with few rows
 
 
-class TopkStep(Step):
+class TopkStep(StepHead):
     """The largest elements of lines (backend/cpu/routines/topk.py)."""
 
     x: Nested[Place]
@@ -268,7 +268,7 @@ class TopkStep(Step):
     unsigned: i64  # 0 or 1
 
 
-class RecurrenceStep(Step):
+class RecurrenceStep(StepHead):
     """A recurrence over time, in one direction (backend/cpu/routines/recurrence); f32."""
 
     gates: Nested[Place]
@@ -293,7 +293,7 @@ class RecurrenceStep(Step):
     routines: i64  # 2: of each row count, one behind the other (backend/cpu/microkernels/recurrence.py)
 
 
-class ByteRecurrenceStep(Step):
+class ByteRecurrenceStep(StepHead):
     """The same of an LSTM whose state and weights are quantised."""
 
     gates: Nested[Place]
@@ -318,7 +318,7 @@ class ByteRecurrenceStep(Step):
     function: i64  # entry of the routine for so many; then come those for one row, and for quantising a state
 
 
-class RoutePlanStep(Step):
+class RoutePlanStep(StepHead):
     """A counting sort of choices by branch (backend/cpu/routines/route_plan.py)."""
 
     ids: Nested[Place]
@@ -338,7 +338,7 @@ class SegmentStep(EndsStep):
     result: Nested[Place]
 
 
-class GroupedConvStep(Step):
+class GroupedConvStep(StepHead):
     """Convolutions of groups of rows (backend/cpu/routines/convolution/grouped_conv.py), in three dims."""
 
     rows: Nested[Place]
@@ -401,7 +401,7 @@ class GroupedConvStep(Step):
     scratch: i64  # bytes of scratch per thread
 
 
-class DirectConvStep(Step):
+class DirectConvStep(StepHead):
     """Convolutions with channels last (backend/cpu/routines/convolution/direct_conv.py), in two dims."""
 
     x: Nested[Place]
@@ -460,7 +460,7 @@ class Operand(Struct):
     row: i64
 
 
-class AttentionStep(Step):
+class AttentionStep(StepHead):
     """Attention, forward or backward."""
 
     product: i64  # entry of the library's product; in half precision, of the first routine of gemm.py
@@ -508,7 +508,7 @@ class CopyDim(Struct):
     source: i64
 
 
-class CopyStep(Step):
+class CopyStepWords(StepHead):
     """A strided copy."""
 
     item: i64  # bytes per element: 1, 2, 4, 8, 16, or any number when the inner dim is one run
@@ -522,13 +522,13 @@ class CopyStep(Step):
 
 OF_A, OF_B, OF_C, OF_BIAS = range(4)  # which of the steps of a batch dim
 # positions that encoders count with, and words that it writes by themselves
-HEAD_WORDS, STEP_WORDS, SERIES_HEAD = words_of(Program), words_of(Step), words_of(SeriesStep)
+HEAD_WORDS, STEP_WORDS, SERIES_HEAD = words_of(ProgramHead), words_of(StepHead), words_of(SeriesStep)
 MATMUL_DIMS = words_of(PackedProduct)  # words of a product without batch dims
 SERIES_WORDS = SeriesStep.index("words")
-STATUS, STATE, KEPT, TEMP, THREADS, CALLBACK, FUNCTIONS, PROGRAM, STEP, TIMES, SCRATCH, SLOTS = map(Block.index, (
+STATUS, STATE, KEPT, TEMP, THREADS, CALLBACK, FUNCTIONS, PROGRAM, STEP, TIMES, SCRATCH, SLOTS = map(CallBlock.index, (
     "status", "state", "kept", "temp", "threads", "callback", "functions", "program", "step", "times", "scratch",
     "slots"))
-HEAD_FIRST, HEAD_SCRATCH, HEAD_WORKSPACE = map(Program.index, ("first", "scratch", "workspace"))
+HEAD_FIRST, HEAD_SCRATCH, HEAD_WORKSPACE = map(ProgramHead.index, ("first", "scratch", "workspace"))
 MATMUL_A, MATMUL_B, MATMUL_C, MATMUL_BIAS = map(ProductStep.index, ("a", "b", "c", "bias"))
 SGEMM, DGEMM, SGEMM_BATCH, DGEMM_BATCH = map(Functions.index, ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch"))
 STEP_DONE = -1
@@ -601,7 +601,7 @@ LINE = gemm.LINE
 FLAT = 4  # a thread has blocks of rows that are at most this many times as high as its columns are wide
 
 # op -> the word of a step that says how much scratch a thread needs
-THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
+THREADS_SCRATCH = {KERNEL: KernelStepWords.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
                    GROUPED: GroupedStep.index("scratch"), GROUPED_CONV: GroupedConvStep.index("scratch"),
                    DIRECT_CONV: DirectConvStep.index("scratch"), BYTE_CONV: ByteConvStep.index("scratch"),
                    ATTENTION: AttentionStep.index("scratch")}

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.microkernels import gemv
-from anyshape.backend.cpu.native.compiler import Array, Inline, Struct, i64, words_of
+from anyshape.backend.cpu.native.records import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
 (WORDS, REGIMES, GIVEN, PRODUCT, ATTENTION, COPY, DIRECT_CONV, JOINED, FINISHED, BANDS, GROUPED,
@@ -66,7 +66,7 @@ class Patch(Struct):
 
 
 class Piece(Struct):
-    """See the head of this file."""
+    """The head of a piece of a template: how long it is, its patches, and the words of its body."""
 
     kind: i64
     length: i64  # words from here to the next piece
@@ -75,7 +75,7 @@ class Piece(Struct):
     more: Annotated[Array[Patch], Inline(0)]  # the body follows
 
 
-class Window(Struct):
+class WindowWords(Struct):
     """What a step reads or writes of a buffer."""
 
     slot: i64
@@ -231,7 +231,7 @@ def piece(names: Names, kind: int, body: Sequence[Word]) -> list[int]:
 
 
 def window_words(slot: int, item: int, offset: Word, shape: Sequence[Word], strides: Sequence[Word]) -> list[Word]:
-    """The words of a `Window`."""
+    """The words of a `WindowWords`."""
     return [slot, item, len(shape), offset, *shape, *strides]
 
 
@@ -242,7 +242,7 @@ def most_words(kind: int, body: Sequence[Word]) -> int:
     if kind == GROUPED:
         return words_of(host.GroupedStep)
     if kind == COPY:
-        return words_of(host.CopyStep) + MOST_DIMS * words_of(host.CopyDim)
+        return words_of(host.CopyStepWords) + MOST_DIMS * words_of(host.CopyDim)
     if kind == ATTENTION:
         return words_of(host.AttentionStep)
     if kind == BYTE_CONV:

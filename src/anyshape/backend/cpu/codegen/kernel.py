@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from anyshape.backend.cpu.codegen.interchange import BLOCK, Interchanged, Strips, lower_interchange
 from anyshape.backend.cpu.codegen.interleaved_access import lower_interleave
-from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
+from anyshape.backend.cpu.codegen.memory_access import BufferAccess, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, is_large, past_line, streamed
 from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, lower_split_reduction
 from anyshape.backend.cpu.codegen.prefetch import ahead, ask, fetch, is_worth
@@ -158,7 +158,7 @@ class _Kernel:
         self.layout = layout
         self.code = Code(target)
         self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes or layout.interchanged)
-        self.buffers: dict[str, Buffer] = {}
+        self.buffers: dict[str, BufferAccess] = {}
         self.reductions: dict[int, Reduction] = {}
         self.scans: dict[int, Scan] = {}
         self.stage_floor = 0
@@ -269,11 +269,12 @@ class _Kernel:
         block = Value("%block", "ptr")
         for k, param in enumerate(self.program.params):
             at = code.address(block, "i64", constant("i64", k))
-            self.buffers[param.name] = Buffer(param.name, param.dtype, code.load("ptr", 0, at, 0, True), param.role)
+            self.buffers[param.name] = BufferAccess(param.name, param.dtype, code.load("ptr", 0, at, 0, True),
+                                                    param.role)
         base = Value("%scratch", "ptr")
         for row_buffer in self.program.scratch:
             at = code.address(base, "i8", self.space.size(self.layout.scratch_offsets[row_buffer.name]))
-            self.buffers[row_buffer.name] = Buffer(row_buffer.name, row_buffer.dtype, at, "scratch",
+            self.buffers[row_buffer.name] = BufferAccess(row_buffer.name, row_buffer.dtype, at, "scratch",
                                                    self.layout.rows_are_lanes)
 
     def _row_extents(self) -> list[Value]:
@@ -501,7 +502,8 @@ class _Kernel:
         else:
             space.registers[one.result] = scalar(code, one.op, args, one.dtype)
 
-    def _check_lanes(self, status: Buffer, holds: Value, mask: Value | None, code_word: float | int | bool) -> None:
+    def _check_lanes(self, status: BufferAccess, holds: Value, mask: Value | None,
+                     code_word: float | int | bool) -> None:
         """Where `holds` is false in a lane that exists, set the status word."""
         code = self.code
         failed = scalar(code, "not", [holds], "bool")
@@ -514,7 +516,7 @@ class _Kernel:
         code.do(f"store i64 {int(code_word)}, ptr {status.pointer.text}, align 8")
         code.close_section()
 
-    def _load_level(self, buffer: Buffer) -> tuple[int, bool]:
+    def _load_level(self, buffer: BufferAccess) -> tuple[int, bool]:
         """The outermost section a load may be moved to, and whether it may be shared.
 
         Loads of a column stage stay behind the test that there are columns; only what the kernel never writes is

@@ -16,7 +16,7 @@ from anyshape.sym.index_arithmetic import SHARED, repeats
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class BufferAccess:
     """A param or row buffer. `per_lane`: every vector lane has its own copy, element k of lane j at k*lanes + j."""
 
     name: str
@@ -131,7 +131,7 @@ class Space:
             return self.mask if mask is None else mask
         return self.code.binary("and", mask, self.mask)
 
-    def locate(self, buffer: Buffer, offset: Size) -> tuple[str, Value]:
+    def locate(self, buffer: BufferAccess, offset: Size) -> tuple[str, Value]:
         """How the access lies in memory, and its address.
 
         "one": a single element; "row": consecutive elements from the address on; "many": an address per lane.
@@ -154,7 +154,7 @@ class Space:
         steps = code.binary("mul", code.iota(self.lanes), code.spread(self.size(affine[0]), self.lanes))
         return "many", code.address(first, stored, steps)
 
-    def _near(self, buffer: Buffer, offset: Size) -> int:
+    def _near(self, buffer: BufferAccess, offset: Size) -> int:
         """The elements from lane to lane where they are so few that vectors are read and picked from; else 0."""
         affine = coefficient_of(offset, self.vector)
         if affine is None or buffer.per_lane or self.is_wide(affine[1]):
@@ -163,7 +163,7 @@ class Space:
             return 0
         return affine[0] if isinstance(affine[0], int) and affine[0] in NEAR else 0
 
-    def _repeated(self, buffer: Buffer, offset: Size) -> tuple[int, Size]:
+    def _repeated(self, buffer: BufferAccess, offset: Size) -> tuple[int, Size]:
         """How many lanes after each other have one element, and the next ones the next, with what is divided by that
         number; (0, 0) where it is not so."""
         times, inside = repeats(offset, self.vector)
@@ -173,7 +173,7 @@ class Space:
         plain = not any(name[0] == "%" and self.registers[int(name[1:])].lanes for name in symbols_of(offset))
         return (times, inside) if plain else (0, 0)
 
-    def load(self, buffer: Buffer, instruction: Instruction, mask: Value | None, level: int, pure: bool) -> Value:
+    def load(self, buffer: BufferAccess, instruction: Instruction, mask: Value | None, level: int, pure: bool) -> Value:
         """The register of a load instruction."""
         code = self.code
         stored, align = buffer.stored, size_of(buffer.dtype)
@@ -214,7 +214,7 @@ class Space:
         """The pointer, or that of a spare stack slot when the scalar `mask` is off."""
         return self.code.select(mask, pointer, self.code.slot("spare", "i64", 0))
 
-    def store(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None) -> None:
+    def store(self, buffer: BufferAccess, offset: Size, value: Value, mask: Value | None) -> None:
         """buffer[offset] = value in the lanes of `mask`; of lanes that meet in one element the last one wins."""
         code, align = self.code, size_of(buffer.dtype)
         if mask is not None and not mask.lanes:
@@ -240,7 +240,7 @@ class Space:
         every = constant("bool", True, self.lanes) if active is None else active
         code.masked("store" if how == "row" else "scatter", raw, pointer, every, align, code.top, pure=False)
 
-    def load_interleaved(self, buffer: Buffer, one: Instruction, mask: Value | None, level: int, pure: bool
+    def load_interleaved(self, buffer: BufferAccess, one: Instruction, mask: Value | None, level: int, pure: bool
                          ) -> list[Value]:
         """The registers of an instruction "loads": lane k of number j is element k*value + j from the offset on. mask:
         one for all lanes, None for all of them."""
@@ -262,7 +262,7 @@ class Space:
             found.append(raw)
         return [from_memory(code, raw, buffer.dtype, one.dtype) for raw in apart(code, found)]
 
-    def store_interleaved(self, buffer: Buffer, offset: Size, values: list[Value]) -> None:
+    def store_interleaved(self, buffer: BufferAccess, offset: Size, values: list[Value]) -> None:
         """An instruction "stores": lane k of number j becomes element k*len(values) + j from the offset on."""
         code, align, stored = self.code, size_of(buffer.dtype), buffer.stored
         first = code.address(buffer.pointer, stored, self.size(offset))
@@ -303,7 +303,7 @@ class Space:
         code.do(f"store {raw.typed}, ptr {pointer.text}, align {align}")
         code.close_section()
 
-    def scatter(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None, op: str) -> None:
+    def scatter(self, buffer: BufferAccess, offset: Size, value: Value, mask: Value | None, op: str) -> None:
         """`op` combines value into buffer[offset]; lanes that meet in one element all count."""
         code, align = self.code, size_of(buffer.dtype)
         if mask is not None and not mask.lanes:
@@ -341,14 +341,14 @@ class Space:
             self._scatter_lanes(op, buffer, code.spread(pointer, self.lanes), code.spread(value, self.lanes),
                                 self.active(mask))
 
-    def _combined(self, op: str, buffer: Buffer, raw: Value, value: Value) -> Value:
+    def _combined(self, op: str, buffer: BufferAccess, raw: Value, value: Value) -> Value:
         old = from_memory(self.code, raw, buffer.dtype, value.dtype)
         # a sum is rounded as eager PyTorch's is, product and sum one by one
         plain = op == "add" and value.dtype in ("f32", "f64")
         total = self.code.binary("fadd", old, value) if plain else combine(self.code, op, old, value)
         return to_memory(self.code, total, buffer.dtype)
 
-    def _scatter_lanes(self, op: str, buffer: Buffer, pointers: Value, values: Value, mask: Value | None) -> None:
+    def _scatter_lanes(self, op: str, buffer: BufferAccess, pointers: Value, values: Value, mask: Value | None) -> None:
         """One lane after the other; those of the mask that are off go to a spare stack slot."""
         code, align = self.code, size_of(buffer.dtype)
         if mask is not None:

@@ -7,7 +7,7 @@ for who reads it next.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
+from anyshape.backend.cpu.codegen.memory_access import BufferAccess, Space
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
@@ -46,7 +46,7 @@ def is_large(program: LoopProgram, names: frozenset[str], space: Space) -> Value
     return space.code.compare("sge", space.size(points * bytes_), constant("i64", LARGE))
 
 
-def past_line(code: Code, buffer: Buffer, offset: Value) -> Value:
+def past_line(code: Code, buffer: BufferAccess, offset: Value) -> Value:
     """How many elements before that at `offset` its line begins."""
     address = code.convert("ptrtoint", code.address(buffer.pointer, buffer.stored, offset), "i64")
     bytes_ = code.binary("and", address, constant("i64", LINE - 1))

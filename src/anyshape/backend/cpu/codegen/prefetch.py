@@ -5,7 +5,7 @@ these compute. The second stage asks, with every vector of its own, for the same
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
+from anyshape.backend.cpu.codegen.memory_access import BufferAccess, Space
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.directives import SplitReduction
@@ -52,7 +52,7 @@ def is_worth(program: LoopProgram, wanted: tuple[tuple[str, Size], ...], space: 
                        code.compare("sge", every, constant("i64", ALL)))
 
 
-def ask(space: Space, buffers: dict[str, Buffer], wanted: tuple[tuple[str, Size], ...],
+def ask(space: Space, buffers: dict[str, BufferAccess], wanted: tuple[tuple[str, Size], ...],
         worth: Value | None) -> None:
     """Ask for what lies at the lanes that the space stands at, where it is worth it."""
     if not wanted or worth is None:
@@ -63,7 +63,7 @@ def ask(space: Space, buffers: dict[str, Buffer], wanted: tuple[tuple[str, Size]
     space.code.close_section()
 
 
-def fetch(space: Space, buffer: Buffer, offset: Size) -> None:
+def fetch(space: Space, buffer: BufferAccess, offset: Size) -> None:
     """Ask for the lines of as many consecutive elements as the space has lanes."""
     code = space.code
     first = code.address(buffer.pointer, buffer.stored, space.size(offset))

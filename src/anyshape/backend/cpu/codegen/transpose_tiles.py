@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
+from anyshape.backend.cpu.codegen.memory_access import BufferAccess, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, past_line, streamed
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.ir.types import size_of
@@ -70,7 +70,7 @@ def lower_tile(program: LoopProgram) -> Tiles:
 class Strip:
     """Emits one strip of tiles."""
 
-    def __init__(self, tiles: Tiles, space: Space, buffers: dict[str, Buffer]) -> None:
+    def __init__(self, tiles: Tiles, space: Space, buffers: dict[str, BufferAccess]) -> None:
         self.tiles = tiles
         self.space = space
         self.code: Code = space.code
@@ -120,7 +120,7 @@ class Strip:
         moves = code.select(stays, constant("bool", False), space.streams)
         return code.binary("sub", column, code.select(moves, back, constant("i64", 0)))
 
-    def _fill(self, source: Buffer, tile: Buffer, one: Instruction, after: Value, stop: Value) -> None:
+    def _fill(self, source: BufferAccess, tile: BufferAccess, one: Instruction, after: Value, stop: Value) -> None:
         """One block at the row and column that stand in the names: read along the rows, written along the columns. At
         the last columns the very last is read again; rows that are not there are masked."""
         code, space = self.code, self.space
@@ -156,7 +156,7 @@ class Strip:
             code.close_section()
 
 
-def _side(code: Code, source: Buffer) -> int:
+def _side(code: Code, source: BufferAccess) -> int:
     """Rows and columns of a block: as many as fill a register, or half of one with elements of a byte."""
     return min(2 * code.target.lanes, code.target.vector_bytes // size_of(source.dtype))
 

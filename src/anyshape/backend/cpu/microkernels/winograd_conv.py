@@ -86,7 +86,7 @@ class _Winograd(Routine):
     # G g G^T
 
     def weights(self) -> None:
-        """See the head of this file."""
+        """`winograd_weights`: G g G^T of one channel of the result, for each channel of the inputs."""
         weight, channels, target, step, far = self.arguments.values()
         channel = self.loop(channels)
         here = self.plus(weight, self.times(channel, 36))
@@ -107,7 +107,7 @@ class _Winograd(Routine):
     # B^T d B
 
     def inputs(self) -> None:
-        """See the head of this file."""
+        """`winograd_input`: B^T d B of so many tiles as a vector has lanes, for each channel."""
         x, line, plane, channels, target = self.arguments.values()
         code, lanes = self.code, self.lanes
         channel = self.loop(channels)
@@ -130,7 +130,7 @@ class _Winograd(Routine):
     # A^T (u * v) A
 
     def block(self, height: int) -> None:
-        """See the head of this file."""
+        """`winograd_H`: sums over channels of products of both, of `height` channels of the result."""
         given, code, lanes = self.arguments, self.code, self.lanes
         sums = [[code.slot(f"sum {i} {k}", "f32", lanes) for k in range(height)] for i in range(POINTS)]
         for row in sums:
@@ -154,7 +154,7 @@ class _Winograd(Routine):
         return self.add(self.add(a, b), c), self.less(self.less(b, c), d)
 
     def write(self) -> None:
-        """See the head of this file."""
+        """`winograd_write`: A^T m A, the results of a line of tiles, and the flag."""
         given, code, lanes = self.arguments, self.code, self.lanes
         wrong = code.slot("wrong", "f32", lanes)
         self.set(wrong, constant("f32", 0, lanes))

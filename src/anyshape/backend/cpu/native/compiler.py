@@ -14,252 +14,51 @@ hot for Python. They are written as plain Python functions, whose source this fi
         return result
 
 The same functions run as Python on memory that exists, so that a test can step through them: a record is then an
-address with attributes. Numbers are not wrapped to 64 bits there; everything else means the same.
+address with attributes (backend/cpu/native/records.py). Numbers are not wrapped to 64 bits there; everything else means
+the same.
 
 Every value is an i64, a record its address. A parameter's annotation says which record it is; a variable has the type
 of its first value. There are: assignment to variables, fields and elements, `if`, `while`,
 `for _ in range(...)`, `break`, `continue`, `return`; `+ - * // % & | << >>`, comparisons, `and or not`, `a if c else b`
 as Python has them; calls of functions, which are translated with their caller; a function's name for its address;
 `Span(x)` for the record at an address; `Span.values` for the byte offset of a field; module-level whole numbers; and
-the words below.
+the functions in `_WORDS`.
 """
 from __future__ import annotations
 
 import ast
-import ctypes
 import inspect
-import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
-
-i64 = int
-T = TypeVar("T")
-R = TypeVar("R", bound="Struct")
-
-
-class Inline(NamedTuple):
-    """Marks a field that lies in its record, `number` records or elements of it, in place of their address."""
-
-    number: int = 1
-
-
-Nested = Annotated[T, Inline()]
-
-
-class Field(NamedTuple):
-    """Where a field lies in its record, in words, and what it is. `inline`: how many of these lie in the record; None:
-    its value or address does."""
-
-    at: int
-    kind: Any
-    inline: int | None
-
-    @property
-    def words(self) -> int:
-        return 1 if self.inline is None else self.inline * words_of(_element(self.kind))
-
-    def __get__(self, record: Struct | None, owner: type[Struct]) -> Any:
-        if record is None:
-            return 8 * self.at
-        at = record + 8 * self.at
-        return _view(self.kind, load64(at) if self.inline is None else at)
-
-    def __set__(self, record: Struct, value: Any) -> None:
-        assert self.inline is None, "what lies in a record is written by its own fields"
-        store64(record + 8 * self.at, value)
-
-
-class Struct(int):
-    """A record of words at an address. Its annotations are its fields: `i64`; a record or an `Array`, by address; with
-    `Nested`, or `Annotated[Array[...], Inline(n)]`, in the record itself. On the class, a field is its byte offset."""
-
-    fields: Mapping[str, Field] = {}
-    total = 0  # words
-    memory: Any
-
-    def __init_subclass__(cls) -> None:
-        fields = dict(cls.fields)
-        at = cls.total
-        for name, annotation in inspect.get_annotations(cls).items():
-            kind, inline = _evaluated(annotation, cls.__module__), None
-            if get_origin(kind) is Annotated:
-                kind, mark = get_args(kind)
-                inline = mark.number
-            assert name not in fields, f"{cls.__name__} has two fields {name}"
-            fields[name] = Field(at, kind, inline)
-            setattr(cls, name, fields[name])
-            at += fields[name].words
-        cls.fields, cls.total = fields, at
-
-    @classmethod
-    def index(cls, name: str) -> int:
-        """The word of a field; of one in a record within it by dots ("a.slot")."""
-        first, _, rest = name.partition(".")
-        field = cls.fields[first]
-        return field.at + (field.kind.index(rest) if rest else 0)
-
-    @classmethod
-    def encoder(cls) -> Callable[..., list[int]]:
-        """A function from the fields, all by name, to the words of the record; of nested ones a sequence of words, of
-        an array at the end that is open (`Inline(0)`) as many as there are."""
-        parts = ", ".join(name if field.inline is None else f"*{name}" for name, field in cls.fields.items())
-        names: dict[str, Any] = {}
-        exec(f"def encode(*, {', '.join(cls.fields)}):\n    return [{parts}]", names)  # noqa: S102
-        return cast(Callable[..., list[int]], names["encode"])
-
-
-def _evaluated(annotation: Any, module: str) -> Any:
-    """What an annotation of a module says. Most are `i64`: `get_type_hints` takes ten times as long for a record, and
-    every process makes all of them."""
-    if annotation == "i64":
-        return int
-    return eval(annotation, vars(sys.modules[module])) if isinstance(annotation, str) else annotation  # noqa: S307
-
-
-class Array(int, Generic[T]):
-    """Elements side by side at an address: words, or records."""
-
-    memory: Any
-    element: Any
-
-    def __getitem__(self, index: int) -> T:
-        if self.element is int:
-            return cast(T, load64(self + 8 * index))
-        return cast(T, _view(self.element, self + 8 * words_of(self.element) * index))
-
-    def __setitem__(self, index: int, value: T) -> None:
-        assert self.element is int, "records of an array are written by their fields"
-        store64(self + 8 * index, cast(int, value))
-
-
-def array_at(element: type[T], address: int) -> Array[T]:
-    """The array of such elements at an address."""
-    result: Array[T] = Array(address)
-    result.element = element
-    return result
-
-
-def tail(array: Array[T], count: int) -> Array[T]:
-    """The array without its first elements."""
-    return array_at(array.element, array + 8 * words_of(array.element) * count)
-
-
-def words_of(kind: Any) -> int:
-    """Words of a record, or of a number."""
-    return 1 if kind is int else int(kind.total)
-
-
-def size_of(kind: type[Struct]) -> int:
-    """Bytes of a record."""
-    return 8 * words_of(kind)
-
-
-def _element(kind: Any) -> Any:
-    """What an array holds; of a record or number itself."""
-    return get_args(kind)[0] if get_origin(kind) is Array else kind
-
-
-def _kind(annotation: Any) -> Any:
-    """What an annotation says of a value: a record, an array, or a number."""
-    record = isinstance(annotation, type) and issubclass(annotation, Struct)
-    return annotation if record or get_origin(annotation) is Array else int
-
-
-def _view(kind: Any, address: int) -> Any:
-    """The value of such a type, whose word this is."""
-    if kind is int:
-        return address
-    return array_at(_element(kind), address) if get_origin(kind) is Array else kind(address)
-
-
-def _allocated(count: int) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * count)()
-
-
-def new(kind: type[R]) -> R:
-    """A zeroed record on the stack."""
-    memory = _allocated(words_of(kind))
-    result = kind(ctypes.addressof(memory))
-    result.memory = memory
-    return result
-
-
-def words(count: int) -> Array[int]:
-    """`count` zeroed words on the stack, a constant number."""
-    memory = _allocated(count)
-    result = array_at(int, ctypes.addressof(memory))
-    result.memory = memory
-    return result
-
-
-def _loader(kind: Any) -> Callable[[int], int]:
-    def load(address: int) -> int:
-        return int(kind.from_address(address).value)
-    load.__name__ = f"load{8 * ctypes.sizeof(kind)}"
-    return load
-
-
-def _storer(kind: Any) -> Callable[[int, int], None]:
-    def store(address: int, value: int) -> None:
-        kind.from_address(address).value = address_of(value)
-    store.__name__ = f"store{8 * ctypes.sizeof(kind)}"
-    return store
-
-
-# the unsigned number at an address, of so many bits (64: with a sign); the low bits of a value to an address
-load8, store8 = _loader(ctypes.c_uint8), _storer(ctypes.c_uint8)
-load16, store16 = _loader(ctypes.c_uint16), _storer(ctypes.c_uint16)
-load32, store32 = _loader(ctypes.c_uint32), _storer(ctypes.c_uint32)
-load64, store64 = _loader(ctypes.c_int64), _storer(ctypes.c_int64)
-
-
-def copy_bytes(target: int, source: int, count: int) -> None:
-    """memcpy."""
-    ctypes.memmove(target, source, count)
-
-
-def fill_zero(target: int, count: int) -> None:
-    """memset to 0."""
-    ctypes.memset(target, 0, count)
-
-
-_routines: dict[int, Callable[..., int]] = {}
-
-
-def address_of(function: int | Callable[..., int]) -> int:
-    """A number that `call` takes for a function, in place of the address that it has as native code."""
-    if not callable(function):
-        return int(function)
-    _routines[id(function)] = function
-    return id(function)
-
-
-def call(function: int | Callable[..., int], *arguments: int | Callable[..., int]) -> int:
-    """Calls the function at an address with i64 arguments; its result is an i64."""
-    address, values = address_of(function), [address_of(argument) for argument in arguments]
-    if address not in _routines:
-        return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(values))(address)(*values))
-    routine = _routines[address]
-    hints = get_type_hints(routine)
-    return routine(*(_view(_kind(hints.get(name, int)), value)
-                     for name, value in zip(inspect.signature(routine).parameters, values, strict=True)))
-
-
-def call_void(function: int | Callable[..., int], *arguments: int | Callable[..., int]) -> None:
-    """Calls the function at an address with i64 arguments; it has no result."""
-    call(function, *arguments)
-
-
-def minimum(left: int, right: int) -> int:
-    """The smaller."""
-    return min(left, right)
-
-
-def maximum(left: int, right: int) -> int:
-    """The larger."""
-    return max(left, right)
-
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_origin, get_type_hints
+
+from anyshape.backend.cpu.native.records import (
+    Array,
+    Struct,
+    address_of,
+    array_at,
+    call,
+    call_void,
+    copy_bytes,
+    element_of,
+    fill_zero,
+    kind_of,
+    load8,
+    load16,
+    load32,
+    load64,
+    maximum,
+    minimum,
+    new,
+    size_of,
+    store8,
+    store16,
+    store32,
+    store64,
+    tail,
+    words,
+    words_of,
+)
 
 _MEMORY = (load8, load16, load32, load64, store8, store16, store32, store64)
 _WORDS = (new, words, address_of, size_of, array_at, tail, copy_bytes, fill_zero, call, call_void, minimum, maximum,
@@ -285,7 +84,7 @@ def translate(*roots: Callable[..., int]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class Value(NamedTuple):
+class LlvmOperand(NamedTuple):
     """An operand of LLVM text, and its type: int, a record, or an array."""
 
     text: str
@@ -304,7 +103,7 @@ class _Function:
         self.named: list[Callable[..., int]] = []  # functions whose names stand in this one
         self.entry: list[str] = []
         self.lines: list[str] = []
-        self.variables: dict[str, Value] = {}
+        self.variables: dict[str, LlvmOperand] = {}
         self.counter = 0
         self.loops: list[tuple[str, str]] = []
         self.closed = False  # the current block already ends in a jump
@@ -322,7 +121,7 @@ class _Function:
         return f"define i64 @{self.tree.name}({head}) {{\nentry:\n{body}\n}}"
 
     def kind_of(self, name: str) -> Any:
-        return _kind(self.hints.get(name, int))
+        return kind_of(self.hints.get(name, int))
 
     def refuse(self, node: ast.AST, why: str) -> AssertionError:
         return AssertionError(f"{self.tree.name}, line {getattr(node, 'lineno', '?')}: {why}: {ast.unparse(node)}")
@@ -358,7 +157,7 @@ class _Function:
 
     def variable(self, name: str, kind: Any) -> str:
         if name not in self.variables:
-            self.variables[name] = Value(f"%{name}.at", kind)
+            self.variables[name] = LlvmOperand(f"%{name}.at", kind)
             self.entry.append(f"%{name}.at = alloca i64")
         return self.variables[name].text
 
@@ -411,7 +210,7 @@ class _Function:
         else:
             raise self.refuse(node, "no translation")
 
-    def store(self, target: ast.expr, value: Value) -> None:
+    def store(self, target: ast.expr, value: LlvmOperand) -> None:
         """An assignment."""
         if isinstance(target, ast.Name):
             at = self.variable(target.id, value.kind)
@@ -439,7 +238,7 @@ class _Function:
         self.emit(f"store i64 {self.binary(node.op, left, right.text, self.constant(node.value))}, ptr {at}")
 
     def give(self, node: ast.Return) -> None:
-        value = self.expression(node.value) if node.value else Value("0")
+        value = self.expression(node.value) if node.value else LlvmOperand("0")
         self.fits(node, value.kind, self.kind_of("return"))
         self.jump(f"ret i64 {value.text}")
 
@@ -526,30 +325,30 @@ class _Function:
             return self.value(f"xor i1 {self.condition(node.operand)}, true")
         return self.value(f"icmp ne i64 {self.expression(node).text}, 0")
 
-    def expression(self, node: ast.expr) -> Value:
+    def expression(self, node: ast.expr) -> LlvmOperand:
         if isinstance(node, ast.Name) and node.id in self.variables:
             variable = self.variables[node.id]
-            return Value(self.value(f"load i64, ptr {variable.text}"), variable.kind)
+            return LlvmOperand(self.value(f"load i64, ptr {variable.text}"), variable.kind)
         known = self.constant(node)
         if known is not None:
-            return Value(str(known))
+            return LlvmOperand(str(known))
         if isinstance(node, ast.Name):
-            return Value(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
+            return LlvmOperand(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
         if isinstance(node, ast.BinOp):
             left, right = self.expression(node.left).text, self.expression(node.right).text
-            return Value(self.binary(node.op, left, right, self.constant(node.right)))
+            return LlvmOperand(self.binary(node.op, left, right, self.constant(node.right)))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return Value(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
+            return LlvmOperand(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
         if isinstance(node, ast.BoolOp):
             return self.either(node)
         if isinstance(node, ast.IfExp):
             return self.choice(node)
         if isinstance(node, ast.Attribute | ast.Subscript):
             at, kind, inline = self.place(node)
-            return Value(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
+            return LlvmOperand(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
         if isinstance(node, ast.Call):
             return self.call(node)
-        return Value(self.value(f"zext i1 {self.condition(node)} to i64"))
+        return LlvmOperand(self.value(f"zext i1 {self.condition(node)} to i64"))
 
     def binary(self, op: ast.operator, left: str, right: str, known: int | None) -> str:
         """An operation of arithmetic. Quotients are rounded down, and a remainder has the sign of the divisor."""
@@ -566,7 +365,7 @@ class _Function:
             return self.value(f"add i64 {rest}, {self.value(f'select i1 {down}, i64 {right}, i64 0')}")
         return self.value(f"add i64 {self.value(f'sdiv i64 {left}, {right}')}, {self.value(f'sext i1 {down} to i64')}")
 
-    def either(self, node: ast.BoolOp) -> Value:
+    def either(self, node: ast.BoolOp) -> LlvmOperand:
         """The value of `and`, `or`: that of the operand which decides."""
         at, end = self.temporary(), self.label("end")
         for position, part in enumerate(node.values):
@@ -578,9 +377,9 @@ class _Function:
                 self.jump(f"br i1 {self.value(f'icmp ne i64 {value}, 0')}, label %{then}, label %{other}")
                 self.start(more)
         self.start(end)
-        return Value(self.value(f"load i64, ptr {at}"))
+        return LlvmOperand(self.value(f"load i64, ptr {at}"))
 
-    def choice(self, node: ast.IfExp) -> Value:
+    def choice(self, node: ast.IfExp) -> LlvmOperand:
         """`a if c else b`: only one of both is computed."""
         at, then, other, end = self.temporary(), self.label("then"), self.label("else"), self.label("end")
         self.test(node.test, then, other)
@@ -592,7 +391,7 @@ class _Function:
             self.emit(f"store i64 {value.text}, ptr {at}")
             self.jump(f"br label %{end}")
         self.start(end)
-        return Value(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
+        return LlvmOperand(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
 
     def place(self, node: ast.expr) -> tuple[str, Any, bool]:
         """The address of a field or element, its type, and whether it lies there itself."""
@@ -608,7 +407,7 @@ class _Function:
         array = self.expression(node.value)
         if get_origin(array.kind) is not Array:
             raise self.refuse(node, f"{array.kind} is no array")
-        element, known = _element(array.kind), self.constant(node.slice)
+        element, known = element_of(array.kind), self.constant(node.slice)
         size = 8 * words_of(element)
         if known is not None:
             offset = str(size * known)
@@ -625,12 +424,12 @@ class _Function:
             self.named.append(found)
         return found.__name__
 
-    def call(self, node: ast.Call) -> Value:
+    def call(self, node: ast.Call) -> LlvmOperand:
         if not isinstance(node.func, ast.Name):
             raise self.refuse(node, "no function")
         callee = self.globals.get(node.func.id)
         if isinstance(callee, type) and issubclass(callee, Struct):
-            return Value(self.expression(node.args[0]).text, callee)
+            return LlvmOperand(self.expression(node.args[0]).text, callee)
         if callee in _WORDS:
             return self.word(callee.__name__, node)
         name = self.function(node.func)
@@ -639,44 +438,44 @@ class _Function:
         values = [self.expression(n) for n in node.args]
         assert len(values) == len(parameters), name
         for parameter, value in zip(parameters, values, strict=True):
-            self.fits(node, value.kind, _kind(hints.get(parameter, int)))
-        return Value(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
-                     _kind(hints.get("return", int)))
+            self.fits(node, value.kind, kind_of(hints.get(parameter, int)))
+        return LlvmOperand(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
+                     kind_of(hints.get("return", int)))
 
-    def word(self, name: str, node: ast.Call) -> Value:
+    def word(self, name: str, node: ast.Call) -> LlvmOperand:
         """A call of one of the words of the subset."""
         if name in ("new", "words", "size_of"):
             kind = eval(compile(ast.Expression(node.args[0]), "<size>", "eval"), self.globals)  # noqa: S307
             count = kind if name == "words" else words_of(kind)
             if name == "size_of":
-                return Value(str(8 * count))
+                return LlvmOperand(str(8 * count))
             at = self.fresh()
             self.entry.append(f"{at} = alloca [{count} x i64], align 64")
             self.emit(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {8 * count}, i1 false)")
-            return Value(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
+            return LlvmOperand(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
         if name == "array_at":
             element = eval(compile(ast.Expression(node.args[0]), "<type>", "eval"), self.globals)  # noqa: S307
-            return Value(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
+            return LlvmOperand(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
         if name == "tail":
             array = self.expression(node.args[0])
-            size = 8 * words_of(_element(array.kind))
+            size = 8 * words_of(element_of(array.kind))
             count = self.expression(node.args[1]).text
             offset = self.value(f"shl i64 {count}, 3" if size == 8 else f"mul i64 {count}, {size}")
-            return Value(self.value(f"add i64 {array.text}, {offset}"), array.kind)
+            return LlvmOperand(self.value(f"add i64 {array.text}, {offset}"), array.kind)
         values = [self.expression(n).text for n in node.args]
         if name == "address_of":
-            return Value(values[0])
+            return LlvmOperand(values[0])
         if name in ("minimum", "maximum"):
             test = self.value(f"icmp {'slt' if name == 'minimum' else 'sgt'} i64 {values[0]}, {values[1]}")
-            return Value(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
+            return LlvmOperand(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
         if name in ("call", "call_void"):
             arguments = ", ".join(f"i64 {v}" for v in values[1:])
             function = self.pointer(values[0])
             if name == "call":
-                return Value(self.value(f"call i64 {function}({arguments})"))
+                return LlvmOperand(self.value(f"call i64 {function}({arguments})"))
             self.emit(f"call void {function}({arguments})")
-            return Value("0")
-        return Value(self.memory(name, values))
+            return LlvmOperand("0")
+        return LlvmOperand(self.memory(name, values))
 
     def memory(self, name: str, values: list[str]) -> str:
         if name == "copy_bytes":

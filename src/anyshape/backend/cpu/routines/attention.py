@@ -13,15 +13,15 @@ of blocks: a tile has fewer rows where the rows are long.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, AttentionStep, Block
-from anyshape.backend.cpu.native.compiler import minimum, new
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, AttentionStep, CallBlock
+from anyshape.backend.cpu.native.records import minimum, new
 from anyshape.backend.cpu.routines.attention_blas import attention_head, attention_tile
 from anyshape.backend.cpu.routines.attention_operands import AttentionWork
 from anyshape.backend.cpu.routines.attention_packed import half_head, half_tile
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 
-def run_attention(block: Block, step: AttentionStep) -> int:
+def run_attention(block: CallBlock, step: AttentionStep) -> int:
     """All heads of a batch: tiles of rows are shared out among threads, backwards whole heads of keys."""
     tiles = (step.rows + step.tile - 1) // step.tile
     heads = step.batch * step.groups

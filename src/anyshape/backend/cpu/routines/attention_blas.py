@@ -17,7 +17,7 @@ from anyshape.backend.cpu.bytecode.format import (
     VALUE,
     AttentionStep,
 )
-from anyshape.backend.cpu.native.compiler import Struct, call_void, i64, maximum, minimum, new, words
+from anyshape.backend.cpu.native.records import Struct, call_void, i64, maximum, minimum, new, words
 from anyshape.backend.cpu.routines.attention_operands import (
     AttentionWork,
     clear_rows,

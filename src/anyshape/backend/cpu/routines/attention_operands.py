@@ -5,8 +5,8 @@ for a step.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import MASK, PRODUCTS, SUMS, AttentionStep, Block, Functions
-from anyshape.backend.cpu.native.compiler import Struct, call_void, fill_zero, i64, minimum
+from anyshape.backend.cpu.bytecode.format import MASK, PRODUCTS, SUMS, AttentionStep, CallBlock, Functions
+from anyshape.backend.cpu.native.records import Struct, call_void, fill_zero, i64, minimum
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of
 
 
@@ -15,7 +15,7 @@ class AttentionWork(Struct):
     there are in all."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: AttentionStep
     items: i64
     tiles: i64

@@ -21,7 +21,7 @@ from anyshape.backend.cpu.bytecode.format import (
     AttentionStep,
     PackedProduct,
 )
-from anyshape.backend.cpu.native.compiler import call_void, maximum, minimum, new
+from anyshape.backend.cpu.native.records import call_void, maximum, minimum, new
 from anyshape.backend.cpu.routines.attention_operands import (
     AttentionWork,
     clear_rows,

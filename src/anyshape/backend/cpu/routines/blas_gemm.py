@@ -10,13 +10,13 @@ from anyshape.backend.cpu.bytecode.format import (
     PARALLEL_BYTES,
     PARALLEL_FLOPS,
     THIN_ROWS,
-    Block,
-    CopyStep,
+    CallBlock,
+    CopyStepWords,
     Functions,
     LibraryProduct,
     Place,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Struct,
@@ -46,7 +46,7 @@ class LibraryWork(Struct):
     """What the threads of a product by the library share; `threads`: on how many it is worth to run."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: LibraryProduct
     threads: i64
 
@@ -54,8 +54,8 @@ class LibraryWork(Struct):
 class CopyWork(Struct):
     """What the threads of a copy share."""
 
-    block: Block
-    step: CopyStep
+    block: CallBlock
+    step: CopyStepWords
 
 
 class Matrices(Struct):
@@ -66,7 +66,7 @@ class Matrices(Struct):
     c: Annotated[Array[i64], Inline(BATCH)]
 
 
-def address(block: Block, place: Place) -> int:
+def address(block: CallBlock, place: Place) -> int:
     """The address that the two words (slot, bytes) at `place` stand for."""
     return block.slots[place.slot] + place.bytes
 
@@ -76,7 +76,7 @@ def entry_of(functions: Functions, number: int) -> Array[i64]:
     return tail(array_at(i64, functions), number)
 
 
-def run_matmul(block: Block, step: LibraryProduct) -> int:
+def run_matmul(block: CallBlock, step: LibraryProduct) -> int:
     """A batch of matrix products: in parallel over the batch, over the rows of a matrix that meets few vectors, or
     inside the library."""
     data = new(LibraryWork)
@@ -86,7 +86,7 @@ def run_matmul(block: Block, step: LibraryProduct) -> int:
     return 0
 
 
-def matmul_threads(block: Block, step: LibraryProduct, data: LibraryWork) -> int:
+def matmul_threads(block: CallBlock, step: LibraryProduct, data: LibraryWork) -> int:
     """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` how
     they are shared out."""
     batches = step.batches
@@ -277,7 +277,7 @@ def copy_run(target: int, source: int, count: int, target_stride: int, source_st
     return 0
 
 
-def run_copy(block: Block, step: CopyStep) -> int:
+def run_copy(block: CallBlock, step: CopyStepWords) -> int:
     """A strided copy; large ones in parallel over the inner runs."""
     outer = step.outer
     data = new(CopyWork)

@@ -4,7 +4,7 @@ was taken in its segment."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.budget_frame import DROPPED, KEPT_THERE, MOVED, Change, Frame
-from anyshape.backend.cpu.native.compiler import Array, fill_zero, i64, maximum, minimum, tail
+from anyshape.backend.cpu.native.records import Array, fill_zero, i64, maximum, minimum, tail
 
 
 def changed(frame: Frame, row: int, at: int) -> int:

@@ -8,7 +8,7 @@ piece, or in phases, one piece after another (runtime/specialize/saved_policy.py
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.budget_frame import PHASES, UNWORTHY, Frame, Phase, Phases
-from anyshape.backend.cpu.native.compiler import Array, i64, maximum, new
+from anyshape.backend.cpu.native.records import Array, i64, maximum, new
 
 
 def strips(frame: Frame) -> int:

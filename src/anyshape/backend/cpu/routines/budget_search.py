@@ -16,7 +16,8 @@ picoseconds. The functions are translated by backend/cpu/native/compiler.py; the
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.budget_frame import DROPPED, MOVED, Frame
-from anyshape.backend.cpu.native.compiler import maximum, minimum, tail, translate
+from anyshape.backend.cpu.native.compiler import translate
+from anyshape.backend.cpu.native.records import maximum, minimum, tail
 from anyshape.backend.cpu.routines.budget_deltas import (
     add_all,
     changed,

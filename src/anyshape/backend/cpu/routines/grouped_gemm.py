@@ -18,14 +18,14 @@ from anyshape.backend.cpu.bytecode.format import (
     ALONG_TERMS,
     GROUPED_READ,
     PARALLEL_FLOPS,
-    Block,
+    CallBlock,
     Functions,
     GroupedStep,
     LibraryProduct,
     PackedProduct,
     ProductStep,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Struct,
     array_at,
     call_void,
@@ -48,12 +48,12 @@ class GroupedWork(Struct):
     """What the threads of a step share; `total`: the sum of the groups' costs."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: GroupedStep
     total: i64
 
 
-def run_grouped(block: Block, step: GroupedStep) -> int:
+def run_grouped(block: CallBlock, step: GroupedStep) -> int:
     """All groups, and zeros past the last one."""
     plain = step.library
     rows = step.along == ALONG_ROWS
@@ -89,7 +89,7 @@ def run_grouped(block: Block, step: GroupedStep) -> int:
     return parallel_for(block, grouped_range, data, 1 if falls != 0 else threads)
 
 
-def order_from(block: Block, step: GroupedStep, row: int) -> int:
+def order_from(block: CallBlock, step: GroupedStep, row: int) -> int:
     """Where the order of the rows from one on lies; 0: there is none."""
     return address(block, step.order) + 8 * row if step.order.slot >= 0 else 0
 
@@ -244,7 +244,7 @@ def of_group(step: GroupedStep, product: ProductStep, group: int, begin: int, co
     return 0
 
 
-def clear_group(block: Block, step: GroupedStep, group: int, first: int, last: int, units: int) -> int:
+def clear_group(block: CallBlock, step: GroupedStep, group: int, first: int, last: int, units: int) -> int:
     """Zeros in the parts first..last-1 of `units` of a group's result, a product over nothing."""
     product = step.library
     rows = product.n

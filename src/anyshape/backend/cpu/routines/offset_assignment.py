@@ -18,7 +18,7 @@ from anyshape.backend.cpu.bytecode.format import (
     REPAIRS,
     SHORT,
 )
-from anyshape.backend.cpu.native.compiler import Array, copy_bytes, fill_zero, i64, maximum, minimum, tail
+from anyshape.backend.cpu.native.records import Array, copy_bytes, fill_zero, i64, maximum, minimum, tail
 
 
 def search(count: int, fixed: int, columns: Array[i64], wall: int, bound: int, good: int, top: int, room: Array[i64],

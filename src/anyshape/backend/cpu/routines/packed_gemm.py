@@ -37,12 +37,12 @@ from anyshape.backend.cpu.bytecode.format import (
     PACKED_TURN,
     PACKED_WIDE,
     PARALLEL_FLOPS,
-    Block,
     ByteConvStep,
+    CallBlock,
     Functions,
     PackedProduct,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Nested,
     Struct,
@@ -67,7 +67,7 @@ class PackedWork(Struct):
     rows, and how many products there are."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: PackedProduct
     panels: i64
     high: i64
@@ -115,7 +115,7 @@ class PackedFrame(Struct):
     fetch: Nested[Fetch]
 
 
-def run_packed(block: Block, step: PackedProduct) -> int:
+def run_packed(block: CallBlock, step: PackedProduct) -> int:
     """A batch of products, or several ones with the same rows, whose words follow each other; shared out by panels of
     columns of blocks of rows."""
     data = new(PackedWork)
@@ -125,7 +125,7 @@ def run_packed(block: Block, step: PackedProduct) -> int:
     return 0
 
 
-def run_byte_conv(block: Block, step: ByteConvStep) -> int:
+def run_byte_conv(block: CallBlock, step: ByteConvStep) -> int:
     """A convolution of 8-bit numbers: a product, of which the rows are found in the images as they are packed."""
     data = new(PackedWork)
     threads = packed_threads(block, step.product, data)
@@ -136,7 +136,7 @@ def run_byte_conv(block: Block, step: ByteConvStep) -> int:
     return 0
 
 
-def packed_threads(block: Block, step: PackedProduct, data: PackedWork) -> int:
+def packed_threads(block: CallBlock, step: PackedProduct, data: PackedWork) -> int:
     """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data`
     how they are shared out."""
     batches = step.batches

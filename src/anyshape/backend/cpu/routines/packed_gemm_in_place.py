@@ -13,8 +13,8 @@ itself.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import F32, PACKED_FINISH, PARALLEL_FLOPS, Block, Functions, PackedProduct
-from anyshape.backend.cpu.native.compiler import Struct, call_void, copy_bytes, i64, minimum, new, words
+from anyshape.backend.cpu.bytecode.format import F32, PACKED_FINISH, PARALLEL_FLOPS, CallBlock, Functions, PackedProduct
+from anyshape.backend.cpu.native.records import Struct, call_void, copy_bytes, i64, minimum, new, words
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of
 from anyshape.backend.cpu.routines.packed_gemm import PackedFrame, look_ahead, pack, parts
 from anyshape.backend.cpu.routines.threads import parallel_for, share
@@ -30,7 +30,7 @@ class OverWork(Struct):
     c: i64
 
 
-def run_over(block: Block, step: PackedProduct) -> int:
+def run_over(block: CallBlock, step: PackedProduct) -> int:
     """One product, its rows packed over themselves."""
     columns = step.m
     rows = step.n

@@ -19,17 +19,17 @@ from anyshape.backend.cpu.bytecode.format import (
     OVER,
     PARALLEL_WORK,
     PRODUCT,
-    Block,
+    CallBlock,
     Functions,
     KernelState,
-    KernelStep,
+    KernelStepWords,
     LibraryProduct,
     PackedProduct,
-    Program,
+    ProgramHead,
     SeriesStep,
-    Step,
+    StepHead,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Inline,
     Struct,
@@ -60,34 +60,34 @@ class SeriesWork(Struct):
     none) with the work and the threads that it is shared out to."""
 
     functions: Functions
-    first: KernelStep
+    first: KernelStepWords
     end: i64
     blocks: KernelState
     scratch: i64
     stride: i64
-    product: Step
+    product: StepHead
     shared: i64  # a PackedWork or a LibraryWork
     threads: i64
-    block: Block
+    block: CallBlock
     alone: Annotated[Array[i64], Inline(1)]
 
 
-def run_series(block: Block, step: SeriesStep, workspace: int, program: Program) -> int:
+def run_series(block: CallBlock, step: SeriesStep, workspace: int, program: ProgramHead) -> int:
     """The steps of a series, in order."""
     functions = block.functions
-    first = KernelStep(step + size_of(SeriesStep))
+    first = KernelStepWords(step + size_of(SeriesStep))
     end = first + 8 * step.words
-    product = Step(0)
+    product = StepHead(0)
     if first.op != KERNEL:
-        product = Step(first)
-        first = KernelStep(following(first))
+        product = StepHead(first)
+        first = KernelStepWords(following(first))
     one = first
     at = KernelState(workspace)
     team = 1
     while one < end:
         team = maximum(team, kernel_threads(block, one))
         at = kernel_block(block, one, at)
-        one = KernelStep(following(one))
+        one = KernelStepWords(following(one))
     data = new(SeriesWork)
     data.functions = functions
     data.first = first
@@ -119,11 +119,11 @@ def run_series(block: Block, step: SeriesStep, workspace: int, program: Program)
             block.status = at.status
             block.step = one.number
         at = after_block(one, at)
-        one = KernelStep(following(one))
+        one = KernelStepWords(following(one))
     return 0
 
 
-def run_bands(block: Block, step: SeriesStep, workspace: int, program: Program) -> int:
+def run_bands(block: CallBlock, step: SeriesStep, workspace: int, program: ProgramHead) -> int:
     """Several series: a product and what reads its result, for a band of its rows each. No kernel of them checks."""
     one = SeriesStep(step + size_of(SeriesStep))
     end = one + 8 * step.words
@@ -133,7 +133,7 @@ def run_bands(block: Block, step: SeriesStep, workspace: int, program: Program) 
     return 0
 
 
-def product_threads(block: Block, step: Step, packed: PackedWork, plain: LibraryWork) -> int:
+def product_threads(block: CallBlock, step: StepHead, packed: PackedWork, plain: LibraryWork) -> int:
     """On how many threads the product of a series is shared out, as its work says; 0 or 1: it goes before."""
     if step.op == PRODUCT:
         return packed_threads(block, PackedProduct(step), packed)
@@ -142,7 +142,7 @@ def product_threads(block: Block, step: Step, packed: PackedWork, plain: Library
     return 0
 
 
-def run_product(block: Block, step: Step) -> int:
+def run_product(block: CallBlock, step: StepHead) -> int:
     """A product by itself."""
     if step.op == PRODUCT:
         run_packed(block, PackedProduct(step))
@@ -153,13 +153,13 @@ def run_product(block: Block, step: Step) -> int:
     return 0
 
 
-def kernel_threads(block: Block, step: KernelStep) -> int:
+def kernel_threads(block: CallBlock, step: KernelStepWords) -> int:
     """On how many threads a kernel is worth to run; 0 where it has nothing to do."""
     blocks = maximum(step.blocks, 0)
     return minimum(blocks, maximum(minimum(block.threads, step.work // PARALLEL_WORK), 1))
 
 
-def kernel_block(block: Block, step: KernelStep, at: KernelState) -> KernelState:
+def kernel_block(block: CallBlock, step: KernelStepWords, at: KernelState) -> KernelState:
     """Writes what a kernel of a series needs to address `at`: its status, on how many threads it runs, and its block.
     Returns the address behind."""
     at.status = 0
@@ -171,12 +171,12 @@ def kernel_block(block: Block, step: KernelStep, at: KernelState) -> KernelState
     return after_block(step, at)
 
 
-def after_block(step: KernelStep, at: KernelState) -> KernelState:
+def after_block(step: KernelStepWords, at: KernelState) -> KernelState:
     """The address behind what `kernel_block` writes."""
     return KernelState(tail(at.block, step.params + step.sizes))
 
 
-def following(step: Step) -> int:
+def following(step: StepHead) -> int:
     """The address of the next step."""
     return step + 8 * step.length
 
@@ -191,7 +191,7 @@ def series_alone(data: SeriesWork) -> int:
             if at.status != 0:
                 return 0
         at = after_block(one, at)
-        one = KernelStep(following(one))
+        one = KernelStepWords(following(one))
     return 0
 
 
@@ -227,7 +227,7 @@ def series_part(data: SeriesWork, number: int, team: int) -> int:
                 call_void(entry_of(functions, one.function)[0], at.block, first, last, scratch)
         status = at
         at = after_block(one, at)
-        one = KernelStep(following(one))
+        one = KernelStepWords(following(one))
         if one < data.end:
             if alone == 0:
                 turn += 1

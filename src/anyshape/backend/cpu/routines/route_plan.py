@@ -7,22 +7,13 @@ its next choice goes.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import Block, EndsStep, RoutePlanStep, SegmentStep
-from anyshape.backend.cpu.native.compiler import (
-    array_at,
-    fill_zero,
-    i64,
-    load32,
-    load64,
-    maximum,
-    minimum,
-    store32,
-)
+from anyshape.backend.cpu.bytecode.format import CallBlock, EndsStep, RoutePlanStep, SegmentStep
+from anyshape.backend.cpu.native.records import array_at, fill_zero, i64, load32, load64, maximum, minimum, store32
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.ir.op import INDEX, ROUTE
 
 
-def run_route_plan(block: Block, step: RoutePlanStep) -> int:
+def run_route_plan(block: CallBlock, step: RoutePlanStep) -> int:
     """The order, its inverse and the ends; a choice of no branch is the call's status, and nothing else is done."""
     ends = address(block, step.ends)
     branches = step.branches
@@ -67,7 +58,7 @@ def run_route_plan(block: Block, step: RoutePlanStep) -> int:
     return 0
 
 
-def run_segments(block: Block, step: SegmentStep) -> int:
+def run_segments(block: CallBlock, step: SegmentStep) -> int:
     """The number of each row's group; that of the rows behind is the number of groups."""
     result = array_at(i64, address(block, step.result))
     size = step.size
@@ -84,7 +75,7 @@ def run_segments(block: Block, step: SegmentStep) -> int:
     return 0
 
 
-def check_order(block: Block, order: int, size: int, most: int) -> int:
+def check_order(block: CallBlock, order: int, size: int, most: int) -> int:
     """Whether `size` rows have a place in an order, of so many; else that is the call's status."""
     wrong = 0
     for row in range(size):
@@ -101,7 +92,7 @@ def placed(order: int, row: int) -> int:
     return row if order == 0 else load64(order + 8 * row)
 
 
-def end_of(block: Block, step: EndsStep, group: int) -> int:
+def end_of(block: CallBlock, step: EndsStep, group: int) -> int:
     """Where a group ends, as Python's slices take it."""
     at = address(block, step.ends) + group * step.end_step
     size = step.size

@@ -18,10 +18,10 @@ from anyshape.backend.cpu.bytecode.format import (
     THREAD_TIME,
     WATCHED,
     WORTH,
-    Block,
+    CallBlock,
     Functions,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     address_of,
@@ -67,7 +67,7 @@ def now(functions: Functions, clock: int) -> int:
     return time[0] * 1000000000 + time[1]
 
 
-def parallel_for(block: Block, routine: int | Callable[..., int], data: int, threads: int) -> int:
+def parallel_for(block: CallBlock, routine: int | Callable[..., int], data: int, threads: int) -> int:
     """Runs routine(data, thread, team) on so many threads at once, and waits for all; a team of one is the caller."""
     functions = block.functions
     if threads < 2 or functions.gomp_parallel == 0:
@@ -116,7 +116,7 @@ def fork_part(region: Region) -> int:
     return 0
 
 
-def look(block: Block) -> int:
+def look(block: CallBlock) -> int:
     """Has a call that begins use one thread while the machine is busy."""
     functions = block.functions
     until = functions.load.until
@@ -128,7 +128,7 @@ def look(block: Block) -> int:
     return 0
 
 
-def meet(block: Block, alone: Array[i64], number: int, turn: int, begin: int) -> int:
+def meet(block: CallBlock, alone: Array[i64], number: int, turn: int, begin: int) -> int:
     """All threads of a region that began at `begin` meet, for the time number `turn`, from 1 on. Returns whether the
     first thread goes on without the others from here; address `alone` says from which time on: one that waited in vain
     writes there before it comes to the next one, so all see the same."""

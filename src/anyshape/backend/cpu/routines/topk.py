@@ -9,8 +9,8 @@ are done step by step, on the same sequence.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, TOPK_MOST, Block, TopkStep
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, TOPK_MOST, CallBlock, TopkStep
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     copy_bytes,
@@ -35,11 +35,11 @@ SMALLEST = -9223372036854775808  # below all keys but perhaps whole numbers of 6
 class TopkWork(Struct):
     """What the threads of a step share."""
 
-    block: Block
+    block: CallBlock
     step: TopkStep
 
 
-def run_topk(block: Block, step: TopkStep) -> int:
+def run_topk(block: CallBlock, step: TopkStep) -> int:
     """All lines."""
     data = new(TopkWork)
     data.block = block

@@ -32,8 +32,8 @@ from anyshape.base.config import visible_devices
 from anyshape.base.errors import DeviceError
 
 
-class Driver:
-    """See the head of this file. Thread-safe.
+class DeviceDriver:
+    """CUDA's or HIP's driver as an object: its functions, called with checked results. Thread-safe.
 
     Args:
         kind: "cuda" or "hip". addresses: of its functions, by the names of `SIGNATURES`; those that it lacks are
@@ -216,7 +216,7 @@ class Driver:
 
 
 @lru_cache(maxsize=2)
-def open_driver(kind: str) -> Driver:
+def open_driver(kind: str) -> DeviceDriver:
     """The vendor's driver of this machine; kind: "cuda" or "hip".
 
     Raises:
@@ -229,7 +229,7 @@ def open_driver(kind: str) -> Driver:
         except OSError as error:
             tried.append(str(error))
             continue
-        return Driver(kind, addresses_of(kind, library), library)
+        return DeviceDriver(kind, addresses_of(kind, library), library)
     raise DeviceError(f"there is no driver of {VENDORS[kind]} on this machine", why=tried[0],
                       do="install the vendor's driver, or run on the CPU")
 

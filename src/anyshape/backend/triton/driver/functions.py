@@ -15,7 +15,7 @@ INT, UINT, LONG, SIZE, POINTER, ADDRESS, TEXT = (ctypes.c_int, ctypes.c_uint, ct
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class DriverFunction:
     """A function by its names, and the C types of its arguments; its result is an int, 0: well. hip: "" where AMD's
     driver needs no such call."""
 
@@ -24,8 +24,8 @@ class Signature:
     arguments: tuple[type, ...]
 
 
-def _row(cuda: str, hip: str, *arguments: type) -> Signature:
-    return Signature(cuda, hip, arguments)
+def _row(cuda: str, hip: str, *arguments: type) -> DriverFunction:
+    return DriverFunction(cuda, hip, arguments)
 
 
 SIGNATURES = {

@@ -13,9 +13,10 @@ from typing import Any
 
 from anyshape.base.errors import ConfigError, OutputError
 from anyshape.base.files import write_atomically
+from anyshape.base.optional_packages import check_picture
 from anyshape.frontend.diagnostics.report.contents import collect
 from anyshape.frontend.diagnostics.report.page import page
-from anyshape.frontend.diagnostics.report.picture import check_picture, picture
+from anyshape.frontend.diagnostics.report.picture import picture
 from anyshape.frontend.diagnostics.report.spans import POINTS
 from anyshape.frontend.programs.session import Compilation
 

@@ -23,7 +23,7 @@ from anyshape.ir.graph import UNUSED
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
-from anyshape.runtime.inspect.memory_timeline import LiveRange, state, work_again
+from anyshape.runtime.inspect.memory_timeline import TimelineRange, state, work_again
 from anyshape.sym.expr import Call, Expr, Size, evaluate, substitute, symbol, symbols_of
 from anyshape.sym.floats import float_of
 
@@ -147,7 +147,7 @@ def _choice(called: CalledProgram, values: dict[str, int], scratches: tuple[int,
         "dropped": len(dropped), "moved": len(choice.moved), "away": choice.away}
 
 
-def _copies(limit: MemoryBudget, life: LiveRange, values: dict[str, int]) -> tuple[float, float | None]:
+def _copies(limit: MemoryBudget, life: TimelineRange, values: dict[str, int]) -> tuple[float, float | None]:
     """Seconds that copying a value out and back takes, and that computing it alone again would take, if it can be."""
     again = None if life.gap is None else work_again(limit, values, frozenset([life.name]))[life.name][1]
     return copying(limit, evaluate(life.bytes, values)), again
@@ -176,8 +176,8 @@ class _Formulas:
 
 
 def terms(size: Size) -> list[Any]:
-    """A size as data: see the head of this file. A call is {"op": .., "args": [terms, ..]}, of "scaled" with a
-    "factor"."""
+    """A size as data: terms, [coefficient, [[symbol or call, power], ..]]. A call is {"op": .., "args": [terms, ..]},
+    of "scaled" with a "factor"."""
     if isinstance(size, int):
         return [[size, []]]
     return [[coefficient, [[_atom(atom), power] for atom, power in mono]] for mono, coefficient in size.terms]

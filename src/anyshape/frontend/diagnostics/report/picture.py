@@ -1,20 +1,13 @@
 """The report as a picture: each program's curve where the sliders stand first. matplotlib is optional."""
 from __future__ import annotations
 
-import importlib.util
 import io
 from typing import Any
 
-from anyshape.base.errors import ConfigError
+from anyshape.base.optional_packages import check_picture
+from anyshape.base.units import bytes_text
 
 GREY, BLUE, RED = "#8b939b", "#1f63d6", "#c3251d"
-
-
-def check_picture() -> None:
-    """Raises ConfigError where matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("a picture needs the package matplotlib", why="it is not installed",
-                          do="pip install matplotlib, or write the report as .html or .json")
 
 
 def picture(data: dict[str, Any]) -> bytes:
@@ -59,5 +52,5 @@ def _panel(axes: Any, program: dict[str, Any]) -> None:
 
 def choice_text(choice: dict[str, Any]) -> str:
     """What a choice does, in a few words."""
-    moved = f", {choice['moved']} moved out ({choice['away'] / 1e6:.1f} MB)" if choice["moved"] else ""
+    moved = f", {choice['moved']} moved out ({bytes_text(choice['away'])})" if choice["moved"] else ""
     return f"{choice['dropped']} values computed again{moved}"

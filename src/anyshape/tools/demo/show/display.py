@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from anyshape.base.units import bytes_text
 from anyshape.tools.demo.show import chart
 
 PLAIN_SECONDS = 5.0
@@ -62,16 +63,6 @@ class Display(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def readable_bytes(count: int) -> str:
-    """A number of bytes in decimal units, three digits: 1.23 GB."""
-    value = float(count)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"
-
-
 class LiveDisplay:
     """A progress bar over a table that is redrawn in place."""
 
@@ -99,7 +90,7 @@ class LiveDisplay:
         parts: list[Any] = [self._progress, status_table(status)]
         if status.peaks is not None:
             peaks = status.peaks
-            label = f"limit {readable_bytes(peaks.limit)}"
+            label = f"limit {bytes_text(peaks.limit)}"
             parts.append(chart.peaks(peaks.predicted, peaks.counted, peaks.limit, label, self._console.width - 1))
         self._live.update(Group(*parts))
 
@@ -129,9 +120,9 @@ class PlainDisplay:
         if now - self._printed < PLAIN_SECONDS and status.step != self._steps:
             return
         self._printed = now
-        memory = f"resident {readable_bytes(status.resident)}"
+        memory = f"resident {bytes_text(status.resident)}"
         if status.arena:
-            memory = f"arena {readable_bytes(status.arena)}, {memory}"
+            memory = f"arena {bytes_text(status.arena)}, {memory}"
         if status.peaks is not None:
             memory += f"  {peaks_text(status.peaks)}"
         self.note(
@@ -151,14 +142,14 @@ def status_table(status: Status) -> Table:
     cells = [
         ("step", str(status.step)), ("loss", f"[bold]{status.loss:.3f}[/]"), ("tokens/s", f"{status.speed:,.0f}"),
         ("this shape", f"{status.rows} x {status.length}"), ("shapes so far", str(status.shapes)),
-        ("programs", str(status.programs)), ("arena", readable_bytes(status.arena) if status.arena else "none"),
-        ("resident", readable_bytes(status.resident)),
+        ("programs", str(status.programs)), ("arena", bytes_text(status.arena) if status.arena else "none"),
+        ("resident", bytes_text(status.resident)),
     ]
     if status.peaks is not None:
         peaks = status.peaks
         cells[-2:] = [
-            ("predicted", readable_bytes(peaks.predicted[-1])), ("counted", readable_bytes(peaks.counted[-1])),
-            ("limit", readable_bytes(peaks.limit)), ("computed again", str(peaks.again)),
+            ("predicted", bytes_text(peaks.predicted[-1])), ("counted", bytes_text(peaks.counted[-1])),
+            ("limit", bytes_text(peaks.limit)), ("computed again", str(peaks.again)),
         ]
     for name, _ in cells:
         table.add_column(name, justify="right", header_style="dim", no_wrap=True)
@@ -168,8 +159,8 @@ def status_table(status: Status) -> Table:
 
 def peaks_text(peaks: Peaks) -> str:
     """The last step's peak in words."""
-    return (f"peak {readable_bytes(peaks.predicted[-1])} predicted, {readable_bytes(peaks.counted[-1])} counted, "
-            f"limit {readable_bytes(peaks.limit)}, {peaks.again} computed again")
+    return (f"peak {bytes_text(peaks.predicted[-1])} predicted, {bytes_text(peaks.counted[-1])} counted, "
+            f"limit {bytes_text(peaks.limit)}, {peaks.again} computed again")
 
 
 def make(console: Console, backend: str, done: int, steps: int) -> Display:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from anyshape.dist.search.explain import number, rows
+from anyshape.base.units import bytes_text
+from anyshape.dist.search.explain import rows
 from anyshape.dist.search.judge import Verdict
 from anyshape.dist.search.problem import Plan, Search
 from anyshape.dist.search.solver import Candidate
@@ -34,7 +35,7 @@ def print_plan(console: Console, search: Search, plan: Plan, verdict: Verdict, t
         highlight=False, markup=False, soft_wrap=True)
     console.print(_table(
         ("layers", "count", "placement", "collectives", "bytes", "compute ms", "sent ms", "hidden ms", "exposed ms"),
-        ((row.name, str(row.count), row.placement, row.collectives, number(row.sent * row.count), _ms(row.seconds),
+        ((row.name, str(row.count), row.placement, row.collectives, bytes_text(row.sent * row.count), _ms(row.seconds),
           _ms(row.sending), _ms(row.sending - row.exposed), _ms(row.exposed))
          for row in rows(search, shape, strategy))))
 
@@ -53,7 +54,7 @@ def print_tried(console: Console, best: Verdict, tried: Sequence[Candidate], sum
 def _numbers(verdict: Verdict | None) -> tuple[str, str, str]:
     if verdict is None:
         return "-", "-", "-"
-    return f"{verdict.seconds * 1e3:.4g}", number(verdict.memory), _ms(verdict.exposed)
+    return f"{verdict.seconds * 1e3:.4g}", bytes_text(verdict.memory), _ms(verdict.exposed)
 
 
 def _why(one: Candidate, best: Verdict) -> str:

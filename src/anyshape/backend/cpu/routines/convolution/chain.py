@@ -8,8 +8,8 @@ and write is apart, or lies row by row at the same places. Of rows that are gath
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import GROUPED_CONV, PARALLEL_FLOPS, Block, GroupedConvStep, Place
-from anyshape.backend.cpu.native.compiler import Struct, i64, minimum, new
+from anyshape.backend.cpu.bytecode.format import GROUPED_CONV, PARALLEL_FLOPS, CallBlock, GroupedConvStep, Place
+from anyshape.backend.cpu.native.records import Struct, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.grouped_conv import convolve_rows
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork
@@ -22,13 +22,13 @@ MOST = 64  # steps of a chain: finding it takes the square of them
 class ChainWork(Struct):
     """What the threads of a chain share."""
 
-    block: Block
+    block: CallBlock
     first: GroupedConvStep
     count: i64  # steps
     rows: i64  # at a time
 
 
-def run_grouped_convs(block: Block, step: GroupedConvStep) -> int:
+def run_grouped_convs(block: CallBlock, step: GroupedConvStep) -> int:
     """A step and those after it that are chained to it; how many these are. Where somebody measures, one."""
     data = new(ChainWork)
     data.block = block
@@ -77,7 +77,7 @@ def chain_range(data: ChainWork, number: int, team: int) -> int:
     return 0
 
 
-def is_chained(block: Block, first: GroupedConvStep, count: int, step: GroupedConvStep) -> int:
+def is_chained(block: CallBlock, first: GroupedConvStep, count: int, step: GroupedConvStep) -> int:
     """1 where a step has the rows and groups of the first of a chain, and may run together with all `count` of it."""
     if step.size != first.size or step.count != first.count or step.end_item != first.end_item:
         return 0
@@ -91,7 +91,7 @@ def is_chained(block: Block, first: GroupedConvStep, count: int, step: GroupedCo
     return 1
 
 
-def writes_over(block: Block, writer: GroupedConvStep, reader: GroupedConvStep) -> int:
+def writes_over(block: CallBlock, writer: GroupedConvStep, reader: GroupedConvStep) -> int:
     """1 where the result of one step lies over something of another, other than row by row."""
     result = address(block, writer.result)
     row = writer.outs * writer.area * 4
@@ -113,7 +113,7 @@ def writes_over(block: Block, writer: GroupedConvStep, reader: GroupedConvStep) 
     return minimum(clashes, 1)
 
 
-def rows_clash(block: Block, result: int, row: int, place: Place, other: int, size: int, moved: int) -> int:
+def rows_clash(block: CallBlock, result: int, row: int, place: Place, other: int, size: int, moved: int) -> int:
     """1 where `size` rows of `row` bytes at `result` lie over those of `other` bytes at a place, not each over its
     own, where none is moved."""
     if moved == 0 and place.slot >= 0 and address(block, place) == result and row == other:
@@ -121,7 +121,7 @@ def rows_clash(block: Block, result: int, row: int, place: Place, other: int, si
     return lies_over(block, result, row * size, place, other * size)
 
 
-def lies_over(block: Block, result: int, bytes_: int, place: Place, others: int) -> int:
+def lies_over(block: CallBlock, result: int, bytes_: int, place: Place, others: int) -> int:
     """1 where some of the bytes at `result` are among those at a place; a slot of -1 is no place."""
     if place.slot < 0:
         return 0

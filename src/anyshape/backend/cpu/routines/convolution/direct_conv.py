@@ -10,17 +10,8 @@ nearly as long, and so nothing is kept from call to call. Where there is no padd
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, WIDE_TILES, Block, DirectConvStep, Functions
-from anyshape.backend.cpu.native.compiler import (
-    Struct,
-    array_at,
-    call_void,
-    copy_bytes,
-    fill_zero,
-    i64,
-    minimum,
-    new,
-)
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, WIDE_TILES, CallBlock, DirectConvStep, Functions
+from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, fill_zero, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
@@ -29,11 +20,11 @@ class DirectConvWork(Struct):
     """What the threads of a step share."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: DirectConvStep
 
 
-def run_direct_conv(block: Block, step: DirectConvStep) -> int:
+def run_direct_conv(block: CallBlock, step: DirectConvStep) -> int:
     """All images."""
     data = new(DirectConvWork)
     data.functions = block.functions

@@ -13,8 +13,8 @@ fewer.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import Block, GroupedConvStep
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.bytecode.format import CallBlock, GroupedConvStep
+from anyshape.backend.cpu.native.records import (
     array_at,
     call_void,
     fill_zero,
@@ -30,7 +30,7 @@ from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, 
 from anyshape.backend.cpu.routines.route_plan import placed
 
 
-def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
+def group_end(block: CallBlock, step: GroupedConvStep, group: int) -> int:
     """Where a group ends, of the rows that there are."""
     at = address(block, step.ends) + group * step.end_step
     end = 0
@@ -84,7 +84,7 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
     return 0
 
 
-def order_of(block: Block, step: GroupedConvStep, wanted: int) -> int:
+def order_of(block: CallBlock, step: GroupedConvStep, wanted: int) -> int:
     """Where the order of the rows lies, if it is wanted; else 0."""
     return address(block, step.order) if wanted != 0 else 0
 
@@ -120,7 +120,7 @@ def place_taps(step: GroupedConvStep, scratch: int) -> int:
     return 0
 
 
-def pack_group(block: Block, step: GroupedConvStep, group: int, panels: int) -> int:
+def pack_group(block: CallBlock, step: GroupedConvStep, group: int, panels: int) -> int:
     """A group's weights [channels of the result, taps] as panels: biases, then of each tap one per channel."""
     taps = step.taps
     outs = step.outs

@@ -5,8 +5,8 @@ Weights are transformed once for each group, inputs for each strip of tiles: two
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import Block, Functions, GroupedConvStep
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.bytecode.format import CallBlock, Functions, GroupedConvStep
+from anyshape.backend.cpu.native.records import (
     Struct,
     array_at,
     call_void,
@@ -24,7 +24,7 @@ class GroupedConvWork(Struct):
     """What the threads of a step share."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: GroupedConvStep
 
 

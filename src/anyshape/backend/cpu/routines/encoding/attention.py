@@ -19,10 +19,10 @@ from anyshape.backend.cpu.bytecode.template import (
     THIN_COUNTS,
     AttentionPiece,
     Kind,
-    Window,
+    WindowWords,
 )
 from anyshape.backend.cpu.microkernels import gemv
-from anyshape.backend.cpu.native.compiler import Array, Struct, fill_zero, i64, maximum, minimum, new, size_of, words_of
+from anyshape.backend.cpu.native.records import Array, Struct, fill_zero, i64, maximum, minimum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import ask, encode_call, next_window, rounded
 
 ROWS = 64  # of a tile of scores: with more, products gain little
@@ -41,7 +41,7 @@ def encode_attention(piece: AttentionPiece, out: Array[i64]) -> int:
     """The words of a step."""
     kind = piece.kind
     step = AttentionStep(out)
-    queries = Window(piece.windows)
+    queries = WindowWords(piece.windows)
     keys = next_window(queries)
     batch = queries.numbers[0]
     heads = queries.numbers[1]
@@ -97,7 +97,7 @@ def encode_attention(piece: AttentionPiece, out: Array[i64]) -> int:
 
 def take_operands(piece: AttentionPiece, step: AttentionStep, columns: int) -> int:
     """Where the operands are; those that are not there have the slot -1. 0 when the host cannot take their strides."""
-    window = Window(piece.windows)
+    window = WindowWords(piece.windows)
     for role in range(COUNT):
         operand = step.operands[role]
         if piece.there[role]:
@@ -110,7 +110,7 @@ def take_operands(piece: AttentionPiece, step: AttentionStep, columns: int) -> i
     return 1
 
 
-def take_operand(operand: Operand, role: int, window: Window, columns: int) -> int:
+def take_operand(operand: Operand, role: int, window: WindowWords, columns: int) -> int:
     """Bytes from batch to batch, from head to head and from row to row; 0 when the elements of a row are not next to
     each other, or rows lie in each other."""
     item = window.item

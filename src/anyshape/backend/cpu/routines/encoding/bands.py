@@ -6,23 +6,23 @@ from anyshape.backend.cpu.bytecode.format import (
     MATMUL,
     PRODUCT,
     SERIES_HEAD,
-    KernelStep,
+    KernelStepWords,
     Place,
     SeriesStep,
-    Step,
+    StepHead,
 )
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
-from anyshape.backend.cpu.bytecode.template import NO_PRODUCT, BandsPiece, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, copy_bytes, i64, minimum, tail, words_of
+from anyshape.backend.cpu.bytecode.template import NO_PRODUCT, BandsPiece, ProductPiece, WindowWords
+from anyshape.backend.cpu.native.records import Array, copy_bytes, i64, minimum, tail, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_product, next_window
 
-PLACE_WORDS, KERNEL_WORDS = map(words_of, (Place, KernelStep))
+PLACE_WORDS, KERNEL_WORDS = map(words_of, (Place, KernelStepWords))
 
 
 def encode_bands(piece: BandsPiece, product: ProductPiece, kernel: Array[i64], length: int, out: Array[i64]) -> int:
     """The words of all bands, without the head of the step. product: of all rows, which are changed; kernel: its words
     for all rows, `length`."""
-    left = Window(product.windows)
+    left = WindowWords(product.windows)
     right = next_window(left)
     result = next_window(right)
     rows = left.numbers[0]
@@ -40,7 +40,7 @@ def encode_bands(piece: BandsPiece, product: ProductPiece, kernel: Array[i64], l
         left.numbers[0] = high
         result.numbers[0] = high
         series = SeriesStep(tail(out, count))
-        step = Step(tail(out, count + SERIES_HEAD))
+        step = StepHead(tail(out, count + SERIES_HEAD))
         more = encode_product(product, tail(out, count + SERIES_HEAD))
         if more < 0:
             return more

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import BYTE_CONV, LINE, ByteConvStep, PackedProduct
 from anyshape.backend.cpu.bytecode.products import PANELS
-from anyshape.backend.cpu.bytecode.template import ByteConvPiece, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, i64, new, words, words_of
+from anyshape.backend.cpu.bytecode.template import ByteConvPiece, ProductPiece, WindowWords
+from anyshape.backend.cpu.native.records import Array, i64, new, words, words_of
 from anyshape.backend.cpu.routines.encoding.direct_conv import is_dense, is_empty
 from anyshape.backend.cpu.routines.encoding.product import (
     PANEL,
@@ -27,7 +27,7 @@ STEP_WORDS, PRODUCT_WORDS = words_of(ByteConvStep), words_of(PackedProduct)
 
 def encode_byte_conv(piece: ByteConvPiece, out: Array[i64]) -> int:
     """The words of a convolution; none when there is nothing to compute."""
-    x = Window(piece.windows)
+    x = WindowWords(piece.windows)
     weights = next_window(x)
     result = next_window(weights)
     if is_empty(result):
@@ -73,7 +73,7 @@ def encode_byte_conv(piece: ByteConvPiece, out: Array[i64]) -> int:
     return STEP_WORDS
 
 
-def place_matrix(matrix: Matrix, window: Window, batch: Array[i64]) -> int:
+def place_matrix(matrix: Matrix, window: WindowWords, batch: Array[i64]) -> int:
     """Where a matrix begins; there is one."""
     matrix.slot = window.slot
     matrix.bytes = window.offset * window.item
@@ -82,14 +82,14 @@ def place_matrix(matrix: Matrix, window: Window, batch: Array[i64]) -> int:
     return 0
 
 
-def fits(piece: ByteConvPiece, x: Window, result: Window) -> int:
+def fits(piece: ByteConvPiece, x: WindowWords, result: WindowWords) -> int:
     """Whether all windows lie inside of the images."""
     down = (result.numbers[1] - 1) * piece.stride_y + (piece.kernel_y - 1) * piece.dilation_y
     across = (result.numbers[2] - 1) * piece.stride_x + (piece.kernel_x - 1) * piece.dilation_x
     return x.numbers[0] == result.numbers[0] and down < x.numbers[1] and across < x.numbers[2]
 
 
-def copy_places(piece: ByteConvPiece, step: ByteConvStep, x: Window, result: Window) -> int:
+def copy_places(piece: ByteConvPiece, step: ByteConvStep, x: WindowWords, result: WindowWords) -> int:
     """Where the elements of rows are."""
     channels = x.numbers[3]
     line = channels * x.numbers[2]

@@ -2,17 +2,17 @@
 strides allow."""
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import COPY, CopyDim, CopyStep
-from anyshape.backend.cpu.bytecode.template import MOST_DIMS, CopyPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, array_at, i64, words, words_of
+from anyshape.backend.cpu.bytecode.format import COPY, CopyDim, CopyStepWords
+from anyshape.backend.cpu.bytecode.template import MOST_DIMS, CopyPiece, WindowWords
+from anyshape.backend.cpu.native.records import Array, array_at, i64, words, words_of
 from anyshape.backend.cpu.routines.encoding.product import next_window
 
-COPY_DIM, COPY_WORDS = map(words_of, (CopyDim, CopyStep))
+COPY_DIM, COPY_WORDS = map(words_of, (CopyDim, CopyStepWords))
 
 
 def encode_copy(piece: CopyPiece, out: Array[i64]) -> int:
     """The words of a copy; none when there is nothing to copy."""
-    source = Window(piece.windows)
+    source = WindowWords(piece.windows)
     target = next_window(source)
     item = target.item
     rank = target.rank
@@ -30,7 +30,7 @@ def encode_copy(piece: CopyPiece, out: Array[i64]) -> int:
     if count == 0:
         put_dim(dims, 0, 1, item, item)
         count = 1
-    step = CopyStep(out)
+    step = CopyStepWords(out)
     step.op = COPY
     step.number = piece.number
     step.item = item

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import CONV_LAST, DIRECT_CONV, DirectConvStep, Place
-from anyshape.backend.cpu.bytecode.template import DirectConvPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, i64, maximum, minimum, words_of
+from anyshape.backend.cpu.bytecode.template import DirectConvPiece, WindowWords
+from anyshape.backend.cpu.native.records import Array, i64, maximum, minimum, words_of
 from anyshape.backend.cpu.routines.encoding.product import encode_call, next_window, rounded
 
 CONV_WORDS = words_of(DirectConvStep)
@@ -20,7 +20,7 @@ def encode_direct_conv(piece: DirectConvPiece, out: Array[i64]) -> int:
     """The words of a convolution; none when there is nothing to compute. Windows: x, weight, what else there is of the
     operands, and the result."""
     step = DirectConvStep(out)
-    x = Window(piece.windows)
+    x = WindowWords(piece.windows)
     weight = next_window(x)
     result = last_window(x, piece.count)
     if is_empty(result):
@@ -94,14 +94,14 @@ def copy_settings(piece: DirectConvPiece, step: DirectConvStep) -> int:
     return 0
 
 
-def last_window(window: Window, count: int) -> Window:
+def last_window(window: WindowWords, count: int) -> WindowWords:
     """The last of so many windows."""
     for _ in range(count - 1):
         window = next_window(window)
     return window
 
 
-def is_empty(window: Window) -> int:
+def is_empty(window: WindowWords) -> int:
     """Whether a size is 0."""
     for i in range(window.rank):
         if window.numbers[i] == 0:
@@ -109,7 +109,7 @@ def is_empty(window: Window) -> int:
     return 0
 
 
-def is_dense(window: Window) -> int:
+def is_dense(window: WindowWords) -> int:
     """Whether the strides are those of a dense tensor, but for dims of size 1."""
     rank = window.rank
     dense = 1
@@ -122,7 +122,7 @@ def is_dense(window: Window) -> int:
     return 1
 
 
-def channels_last(weight: Window) -> int:
+def channels_last(weight: WindowWords) -> int:
     """Whether the channels of a place of the window are neighbours, but for dims of size 1."""
     sizes = weight.numbers
     channels = sizes[1]
@@ -131,7 +131,7 @@ def channels_last(weight: Window) -> int:
             and (sizes[2] == 1 or sizes[6] == row) and (sizes[3] == 1 or sizes[7] == channels))
 
 
-def operands_are_dense(window: Window, count: int) -> int:
+def operands_are_dense(window: WindowWords, count: int) -> int:
     """Whether all but the weight are dense."""
     for k in range(count):
         if k != 1 and not is_dense(window):
@@ -140,7 +140,7 @@ def operands_are_dense(window: Window, count: int) -> int:
     return 1
 
 
-def place_operands(piece: DirectConvPiece, step: DirectConvStep, window: Window) -> int:
+def place_operands(piece: DirectConvPiece, step: DirectConvStep, window: WindowWords) -> int:
     """Where the operands are; those that are not there have the slot -1."""
     put_place(step.x, window)
     window = next_window(window)
@@ -169,7 +169,7 @@ def place_operands(piece: DirectConvPiece, step: DirectConvStep, window: Window)
     return 0
 
 
-def put_place(place: Place, window: Window) -> int:
+def put_place(place: Place, window: WindowWords) -> int:
     """Where a window begins."""
     place.slot = window.slot
     place.bytes = window.offset * window.item

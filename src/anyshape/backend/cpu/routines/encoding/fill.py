@@ -17,7 +17,7 @@ from anyshape.backend.cpu.bytecode.format import (
     SERIES_HEAD,
     PackedProduct,
     SeriesStep,
-    Step,
+    StepHead,
 )
 from anyshape.backend.cpu.bytecode.format import SERIES as SERIES_OP
 from anyshape.backend.cpu.bytecode.template import (
@@ -46,7 +46,7 @@ from anyshape.backend.cpu.bytecode.template import (
     RegimesPiece,
 )
 from anyshape.backend.cpu.bytecode.template import PRODUCT as PRODUCT_PIECE
-from anyshape.backend.cpu.native.compiler import Array, array_at, copy_bytes, i64, maximum, tail, words
+from anyshape.backend.cpu.native.records import Array, array_at, copy_bytes, i64, maximum, tail, words
 from anyshape.backend.cpu.routines.encoding.attention import encode_attention
 from anyshape.backend.cpu.routines.encoding.bands import encode_bands
 from anyshape.backend.cpu.routines.encoding.byte_conv import encode_byte_conv
@@ -257,7 +257,7 @@ def count_kernels(steps: Array[i64], length: int) -> int:
     at = 0
     count = 0
     while at < length:
-        step = Step(tail(steps, at))
+        step = StepHead(tail(steps, at))
         if step.op != KERNEL:
             return 0
         count += 1

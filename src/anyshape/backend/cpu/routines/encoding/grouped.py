@@ -21,8 +21,8 @@ from anyshape.backend.cpu.bytecode.format import (
     PackedProduct,
     Thin,
 )
-from anyshape.backend.cpu.bytecode.template import FULL, GroupedPiece, Kind, ProductPiece, Window
-from anyshape.backend.cpu.native.compiler import Array, copy_bytes, fill_zero, i64, maximum, new, size_of, words_of
+from anyshape.backend.cpu.bytecode.template import FULL, GroupedPiece, Kind, ProductPiece, WindowWords
+from anyshape.backend.cpu.native.records import Array, copy_bytes, fill_zero, i64, maximum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import (
     Matrix,
     ask,
@@ -47,7 +47,7 @@ ROWS_BYTES, LEAST_ROWS = 128 << 10, 16
 def encode_grouped(piece: GroupedPiece, out: Array[i64]) -> int:
     """The words of a step; none when there is nothing to compute."""
     kind = piece.kind
-    x = Window(piece.windows)
+    x = WindowWords(piece.windows)
     y = next_window(x)
     ends = next_window(y)
     order = next_window(ends)
@@ -111,7 +111,7 @@ def scratch_of(piece: GroupedPiece, panels: PackedProduct, by_us: int, gathered:
     return panels.scratch + (rows if piece.order else 0)
 
 
-def set_matrix(matrix: Matrix, window: Window, rows: int, columns: int, row: int, column: int) -> int:
+def set_matrix(matrix: Matrix, window: WindowWords, rows: int, columns: int, row: int, column: int) -> int:
     """One matrix of a window."""
     matrix.slot = window.slot
     matrix.bytes = window.offset * window.item
@@ -184,7 +184,7 @@ def find_few(kind: Kind, step: GroupedStep, left: Matrix, right: Matrix, c: Matr
     return 0
 
 
-def place_groups(piece: GroupedPiece, step: GroupedStep, x: Window, y: Window, result: Window) -> int:
+def place_groups(piece: GroupedPiece, step: GroupedStep, x: WindowWords, y: WindowWords, result: WindowWords) -> int:
     """Bytes from group to group, and along the dim that is cut into groups; in column-major terms y is A."""
     item = piece.kind.item
     first = y.numbers[y.rank] * item

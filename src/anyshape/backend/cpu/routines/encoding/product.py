@@ -47,9 +47,9 @@ from anyshape.backend.cpu.bytecode.template import (
     THIN_ONES,
     Kind,
     ProductPiece,
-    Window,
+    WindowWords,
 )
-from anyshape.backend.cpu.native.compiler import (
+from anyshape.backend.cpu.native.records import (
     Array,
     Struct,
     copy_bytes,
@@ -110,12 +110,12 @@ def encode_call(number: int, out: Array[i64]) -> int:
     return STEP_WORDS
 
 
-def next_window(window: Window) -> Window:
+def next_window(window: WindowWords) -> WindowWords:
     """What follows a window."""
-    return Window(tail(window.numbers, 2 * window.rank))
+    return WindowWords(tail(window.numbers, 2 * window.rank))
 
 
-def take_matrix(result: Matrix, window: Window, sizes: Array[i64], strides: Array[i64], rank: int, one_row: int,
+def take_matrix(result: Matrix, window: WindowWords, sizes: Array[i64], strides: Array[i64], rank: int, one_row: int,
                 one_column: int, batch: Array[i64], dims: int) -> int:
     """The matrices of a window, for each of the batch; of vectors, matrices of one row or one column. What the batch
     repeats has the stride 0."""
@@ -180,7 +180,7 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
         does = ask(kind, OF_DTYPE)
         if does <= 0:
             return encode_call(piece.number, out) if does == 0 else does
-    left_window = Window(piece.windows)
+    left_window = WindowWords(piece.windows)
     right_window = next_window(left_window)
     result_window = next_window(right_window)
     sizes = result_window.numbers
@@ -229,7 +229,7 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
     return length
 
 
-def are_panels(left: Window, right: Window, result: Window) -> int:
+def are_panels(left: WindowWords, right: WindowWords, result: WindowWords) -> int:
     """Whether these are a matrix of bytes, panels of another one that go with it, and their product."""
     if left.rank != 2 or right.rank != 4 or result.rank != 2:
         return 0

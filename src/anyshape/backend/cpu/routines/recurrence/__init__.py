@@ -8,8 +8,8 @@ the next time has been done.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, Functions, RecurrenceStep
-from anyshape.backend.cpu.native.compiler import Struct, array_at, call_void, copy_bytes, fill_zero, i64, minimum, new
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, CallBlock, Functions, RecurrenceStep
+from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, fill_zero, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
@@ -18,11 +18,11 @@ class RecurrenceWork(Struct):
     """What the threads of a step share."""
 
     functions: Functions
-    block: Block
+    block: CallBlock
     step: RecurrenceStep
 
 
-def run_recurrence(block: Block, step: RecurrenceStep) -> int:
+def run_recurrence(block: CallBlock, step: RecurrenceStep) -> int:
     """All rows, over all times."""
     data = new(RecurrenceWork)
     data.functions = block.functions

@@ -7,8 +7,8 @@ does them.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import Block, ByteRecurrenceStep
-from anyshape.backend.cpu.native.compiler import Struct, array_at, call_void, copy_bytes, i64, new
+from anyshape.backend.cpu.bytecode.format import ByteRecurrenceStep, CallBlock
+from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, i64, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 
 QUANTIZE = 2  # its routine stands so many behind that of many rows
@@ -21,7 +21,7 @@ class Quantized(Struct):
     zero: i64
 
 
-def run_byte_recurrence(block: Block, step: ByteRecurrenceStep) -> int:
+def run_byte_recurrence(block: CallBlock, step: ByteRecurrenceStep) -> int:
     """All times."""
     entries = array_at(i64, block.functions)
     found = new(Quantized)
@@ -40,7 +40,7 @@ def run_byte_recurrence(block: Block, step: ByteRecurrenceStep) -> int:
     return 0
 
 
-def run_byte_rows(block: Block, step: ByteRecurrenceStep, found: Quantized, state: int, gates: int, cells: int,
+def run_byte_rows(block: CallBlock, step: ByteRecurrenceStep, found: Quantized, state: int, gates: int, cells: int,
                   after: int) -> int:
     """One time: as many rows as there are whole groups of, then one by one."""
     entries = array_at(i64, block.functions)

@@ -13,6 +13,28 @@ from typing import Any
 
 import torch
 
+from anyshape.frontend.callables.compiled_callable import CompiledCallable
+from anyshape.torch_compat.tracing import settings
+
+
+class ReplicatedCallable(CompiledCallable):
+    """A DistributedDataParallel whose module is compiled: it runs as PyTorch, and calls that."""
+
+    __slots__ = ("replica",)
+
+    def __init__(self, target: torch.nn.Module, inner: CompiledCallable, replica: torch.nn.Module) -> None:
+        """target: the wrapper as it was given. inner: of the module in it. replica: the wrapper around its compiled
+        form."""
+        self.target = target
+        self.compilation, self.deferral = inner.compilation, inner.deferral
+        self.replica = replica
+
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of the wrapper for these arguments; as `CompiledCallable.call`."""
+        if torch.compiler.is_compiling() and (torch.compiler.is_dynamo_compiling() or settings.captured_here()):
+            return self.target(*arguments, **keywords)  # part of another program
+        return self.replica(*arguments, **keywords)
+
 
 def calling(wrapper: torch.nn.Module, module: torch.nn.Module) -> torch.nn.Module:
     """An object that is `wrapper` in all but its attribute `module`.
