@@ -54,8 +54,6 @@ TIMM = [
     _timm("sequencer2d_s", COUNTS, 64, 64, layers=ONES, embed_dims=(8, 16, 16, 16), hidden_sizes=(4, 4, 4, 4)),
     _timm("hiera_tiny_224", COUNTS, 64, 64, stages=ONES, embed_dim=16),
     _timm("xcit_nano_12_p16_224", COUNTS, 64, 64, depth=2, embed_dim=32),
-    _class_of_timm("gcvit", "GlobalContextVit", COUNTS, 64, 64, img_size=64, depths=ONES, embed_dim=8,
-                   num_heads=(1, 2, 2, 4), window_ratio=(8, 4, 2, 1)),
     _timm("efficientformer_l1", COUNTS[:4], 224, 224, depths=ONES, embed_dims=WIDTHS),
     _timm("crossvit_tiny_240", COUNTS[:3], 240, 240, depth=((1, 1, 0),), embed_dim=(16, 24), num_heads=(2, 2))]
 
