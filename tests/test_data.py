@@ -925,6 +925,8 @@ ONE_FOR_ALL = {
     "one_hot": lambda x: F.one_hot(x.argmax(1), x.shape[1]) * x,
     "one_hot of data": lambda x: F.one_hot(x.argmax(1)).sum() * x,
     "kron": lambda x: torch.kron(x, x[0]),
+    "as_tensor": lambda x: torch.as_tensor(torch.as_tensor(x), dtype=torch.float64) * torch.as_tensor(
+        x.shape[0] / 4) + torch.as_tensor([x.shape[1], 3]).sum(),
     "masked_select": lambda x: torch.masked_select(x, x[:1] > 0).sum() + x.masked_select(x > 0).sin().sum(),
     "divergence": lambda x: torch.distributions.kl_divergence(
         torch.distributions.Independent(torch.distributions.Normal(x, 1.0), 1),

@@ -571,6 +571,29 @@ def test_an_except_of_the_code_sees_the_errors_of_operators(door: str, function:
     assert (anyshape.stats()["programs"] > 0) == (function in (lookup_or_sum, row_or_sum))
 
 
+def halves(x: torch.Tensor) -> torch.Tensor:
+    try:
+        columns = x.shape[1] // 2
+    except TypeError:
+        columns = 0
+    return x * columns
+
+
+def halves_or_words(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return halves(x)
+    except BufferError as error:  # as einops says more of an error
+        raise BufferError("no halves") from error
+
+
+def test_what_a_handler_raises_is_not_seen_by_one_inside_of_its_block() -> None:
+    fast = anyshape.compile(halves_or_words, strict=True)
+    for shape in ((3, 6), (5, 9), (2, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), halves(x))
+    assert len(fast.programs) == 1
+
+
 def test_a_function_that_catches_errors_of_operators_is_refused_by_strict() -> None:
     with pytest.raises(anyshape.AnyShapeError, match="caught by an `except`") as caught:
         anyshape.compile(index_or_all, strict=True)(torch.randn(3, 3), torch.tensor([1]))

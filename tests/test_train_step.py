@@ -495,6 +495,25 @@ def test_a_loss_that_is_not_one_graph() -> None:
     near(ours, theirs, 1e-5)
 
 
+@pytest.mark.parametrize("place", [
+    lambda x: int(torch.empty(1).uniform_(0.0, 3.0).item()),  # as detectors choose among their sizes
+    lambda x: int(x.abs().max().item()) % 3], ids=["drawn", "asked"])
+def test_a_list_at_a_place_that_the_data_tell(place: Callable[[Tensor], int]) -> None:
+    ours, theirs = nets()
+
+    def loss_fn(model: torch.nn.Module, x: Tensor) -> Tensor:
+        return mean_square(model, x) * [1.0, 2.0, 3.0][place(x)]
+
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, loss_fn, a)
+    first, *_ = batches(1)
+    torch.manual_seed(0)
+    apart(lambda: step(first), "one program")
+    torch.manual_seed(0)
+    eager(theirs, b, loss_fn, first)
+    near(ours, theirs, 1e-5)
+
+
 def _asks_about_data(model: torch.nn.Module, x: Tensor) -> Tensor:
     return mean_square(model, x) * (2 if x.sum().item() > 0 else 1)
 

@@ -77,6 +77,13 @@ def targets_after_minus_1() -> bool:
     return not torch.allclose(taken_apart(operator)(*given)[0], operator(*given)[0])
 
 
+def gradient_of_batch_norms() -> bool:
+    x, weight = torch.zeros(1, 3, 4, 4, requires_grad=True), torch.ones(3)
+    gradient = torch.rand(1, 16, 3)  # the batch norm multiplies by 1, so this is the gradient, too
+    found, = torch.autograd.grad(F.batch_norm(x, weight * 0, weight, weight, eps=0.0).flatten(2).mT, x, gradient)
+    return not torch.allclose(found.flatten(2).mT, gradient)
+
+
 def pixels_of_upsample_nearest() -> bool:
     operator, given = aten.upsample_nearest2d.default, (torch.rand(1, 1, 2, 2), [6, 10], 2.3, 4.7)
     try:
@@ -207,6 +214,7 @@ SHOWS: dict[str, Callable[[], bool]] = {
     "gradient of hardsigmoid": lambda: gradient(F.hardsigmoid, torch.zeros(1, dtype=torch.float64), 1).item() != 1 / 6,
     "addmv of nothing": lambda: torch.addmv(*(torch.zeros(shape, dtype=torch.int64)
                                               for shape in ((1,), (0, 0), (0,)))).shape == (1,),
+    "gradient of batch norms": gradient_of_batch_norms,
     "pixel_unshuffle of nothing": lambda: F.pixel_unshuffle(torch.rand(1, 1, 0, 0), 3).shape == (1, 1, 0, 0),
 }  # fmt: skip
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))

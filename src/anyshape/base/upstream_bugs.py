@@ -116,6 +116,9 @@ FAULTS = (
     Fault("addmv of nothing", EAGER, "2.13", "`addmv` of whole numbers and a matrix without rows has the shape of "
           "what is added"),
     Fault("pixel_unshuffle of nothing", EAGER, "2.13", "the result has the shape of the operand"),
+    Fault("gradient of batch norms", EAGER, "2.13", "that of the input is wrong where what comes from behind lies as "
+          "channels last but for its first stride, as that of `flatten(2).transpose(1, 2)` in a batch of one does",
+          "the batch norm is taken apart"),
     Fault("convolutions with channels last", ONEDNN, "2.13", "in bfloat16 over volumes, dilated, transposed, or in "
           "groups of few channels: wrong at some sizes",
           "`runtime/torch_ops/onednn_workarounds.py` gives operands in order",

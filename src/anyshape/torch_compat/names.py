@@ -197,6 +197,8 @@ TRACING = {
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
                     "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
+    f"{SHAPES}GuardOnDataDependentSymNode": Name(
+        "what the tracer raises", "a step whose lists are indexed by the data raises it, too"),
     f"{DYNAMO}exc.SkipFrame": Name("errors of operators that the code catches", "such calls are traced anew"),
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},

@@ -46,14 +46,24 @@ def caught(gm: GraphModule) -> str:
     frame, or of what it calls, would see that; empty where there is none."""
     for node in gm.graph.nodes:
         if node.op in ("call_function", "call_method") and _may_fail(node):
-            frames = [(file, int(line)) for file, line in _FRAME.findall(node.stack_trace or "")]
-            around = {guard: (file, line) for file, line in frames for guard in _guards(file, line)}
-            # what a handler raises instead may be of a kind that another one sees
-            where = around.get(_CATCHES) or (around.get(_OTHER) if _RAISES in around else None)
+            where = _seen_at([(file, int(line)) for file, line in _FRAME.findall(node.stack_trace or "")])
             if where is not None:
                 file, line = where
                 return f"{file.rsplit('/', 1)[-1]}:{line}  {linecache.getline(file, line).strip()}"
     return ""
+
+
+def _seen_at(frames: list[tuple[str, int]]) -> tuple[str, int] | None:
+    """Of the lines of a call, the outermost first, that where an error of an operator would be seen."""
+    around = [(guard, place) for place in frames for guard in _guards(*place)]  # from the outermost block inwards
+    other = None
+    for guard, place in around:
+        if guard == _OTHER:
+            other = other or place
+        elif guard == _CATCHES or other is not None:
+            # what a handler raises instead may be of a kind that one further out sees
+            return place if guard == _CATCHES else other
+    return None
 
 
 def _guards(file: str, line: int) -> list[str]:

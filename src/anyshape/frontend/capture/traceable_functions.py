@@ -12,6 +12,7 @@ import operator
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch.nn import functional
@@ -35,6 +36,15 @@ NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly 
 def equal(input: torch.Tensor, other: torch.Tensor) -> Any:
     """torch.equal, of parts that the tracer takes apart."""
     return input.shape == other.shape and (input == other).all().item()
+
+
+def as_tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    """torch.as_tensor; the tracer takes sizes in its `data` as numbers, and in that of torch.tensor as sizes."""
+    if isinstance(data, torch.Tensor):
+        return data.to(device=data.device if device is None else device, dtype=data.dtype if dtype is None else dtype)
+    if isinstance(data, np.ndarray):  # shares its memory
+        return as_tensor(torch.from_numpy(data), dtype, device)
+    return torch.tensor(data, dtype=dtype, device=device)
 
 
 def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
@@ -549,6 +559,7 @@ IN_PYTHON: dict[Any, Any] = {
     torch._assert_async: asserted,
     torch.addcdiv: addcdiv,
     torch.allclose: allclose,
+    torch.as_tensor: as_tensor,
     torch.chain_matmul: chain_matmul,
     torch.corrcoef: corrcoef,
     torch.cov: cov,

@@ -93,7 +93,8 @@ def _suspended_words(target: Any) -> tuple[str, str]:
                     "compile the function that computes what it yields")
     return "", ""
 
-ASKS_DATA = re.compile(r"Could not guard on data-dependent expression (.+?) \(unhinted")
+ASKS_DATA = re.compile(
+    r"Could not (?:guard on|extract specialized integer from) data-dependent expression (.+?) \(unhinted")
 
 
 def is_never_traced(code: Any) -> bool:

@@ -194,9 +194,10 @@ def tracer_failures() -> tuple[type[BaseException], ...]:
 
 def not_one_graph() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph: also one that asks
-    about data (UserError), and one that was traced too often."""
+    about data (UserError; of an index of a list the tracer's own error comes as it is), and one that was traced too
+    often."""
     return (*tracer_failures(), _raised("Unsupported"), _raised("UserError"), InputError, Unsupported,
-            *too_many_graphs())
+            compat.need("torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode"), *too_many_graphs())
 
 
 def graph_breaks() -> tuple[type[BaseException], ...]:
