@@ -161,8 +161,9 @@ class TrainStep:
         try:
             loss, rest, _ = self._compiled.call(arguments, keywords)
         except api.not_one_graph() as error:
-            if self.settings.config.strict:
+            if self.settings.config.strict or self.settings.strategy is not None:  # PyTorch says what it refuses
                 check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
+            if self.settings.config.strict:
                 raise
             cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
             why = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
