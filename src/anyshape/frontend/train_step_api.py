@@ -97,7 +97,8 @@ class TrainStep:
         if strategy is not None:
             meet(strategy, inner, optimizer)
         if strategy is not None and strategy != AUTO:
-            self._whole.state.distribution = distribution_of(strategy, self._names, settings.config.limited)
+            self._whole.state.distribution = distribution_of(strategy, inner, self._names,
+                                                                 settings.config.limited)
         self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = CompiledCallable(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
@@ -153,7 +154,7 @@ class TrainStep:
                 self._meet("step")
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit, keywords)
-                state.distribution = distribution_of(found.strategy, self._names, one.config.limited)
+                state.distribution = distribution_of(found.strategy, one.model, self._names, one.config.limited)
                 if found.search is not None:
                     self.compilation.strategy.append(str(found.search))
             arguments, keywords = as_batch((arguments, keywords))

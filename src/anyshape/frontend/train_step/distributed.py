@@ -188,17 +188,19 @@ def mesh_of_all() -> ProcessMesh:
     return process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
 
 
-def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
+def distribution_of(given: object, model: torch.nn.Module, names: Callable[[], list[str]],
+                    limited: bool) -> Distribution:
     """The distribution of a step by what the user passed as its strategy; all ranks call this. limited: the step has a
     limit in bytes.
 
     Raises:
-        ConfigError: the strategy does not fit the processes, or keeps to no limit.
+        ConfigError: the strategy does not fit the processes or the model, or keeps to no limit.
         RankError: ranks were given other strategies.
     """
     fault: AnyShapeError | None = None
     try:
         strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+        strategy.check([name for name, _ in model.named_parameters()])
         if limited and strategy.pipe is not None:
             raise ConfigError("a pipeline, or micro-batches, keep to no limit in bytes", where=str(strategy.mesh),
                               why="how many micro-batches wait for their backward is up to the schedule, and their "
