@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
 import anyshape
+import dist_vision
 import dist_wrapped
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.experts import ExpertMap
@@ -585,7 +586,7 @@ def main() -> None:
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "limited_search": limited_search, "messages": messages,
            "other_model": other_model, "other_code": other_code, "other_rows": other_rows,
-           "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
+           "images": dist_vision.images, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "heap":

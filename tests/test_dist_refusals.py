@@ -34,17 +34,23 @@ def made(loss_fn: Callable[..., Tensor], strategy: str | None = "ddp", **more: A
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.usefixtures("one_process")
-def test_what_the_users_own_code_raises_is_raised_as_it_is(strict: bool) -> None:
+def test_what_the_users_own_code_raises_is_raised_as_it_is_and_others_hear_of_it(
+        strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         if "weights" in batch:
             raise ValueError("no weights, please")
         return model(batch["x"]).square().mean()
 
     step = made(loss_fn, strict=strict)
+    told: list[str] = []
+    exchanged = agreement.exchanged
+    monkeypatch.setattr(agreement, "exchanged", lambda *given: told.append(given[3]) or exchanged(*given))
     for batch, kind, words in (({"y": torch.ones(2, 2)}, KeyError, "'x'"),
                                ({"weights": torch.ones(2)}, ValueError, "no weights, please")):
         with pytest.raises(kind, match=words):
             step(batch)
+        assert told.pop() == f"nothing, for it has failed with {kind.__name__}: {words}" and not told
+        assert step.position == step.count == 0
 
 
 @pytest.mark.usefixtures("one_process")

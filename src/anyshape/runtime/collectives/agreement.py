@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +40,7 @@ def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int], text: str) ->
     Raises:
         RankError: ranks run other programs; nothing has run.
     """
+    mesh.met += 1
     first = _gathered(mesh, [program, *own[:NUMBERS], *[0] * (NUMBERS - len(own))])
     differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]
     if differing:
@@ -62,6 +64,14 @@ def together(mesh: ProcessMesh, what: str) -> None:
         RankError: some do something else; nothing has been done.
     """
     exchanged(mesh, digest(what), [], what)
+
+
+def fail_together(mesh: ProcessMesh, error: BaseException) -> None:
+    """Says to ranks that wait to compare programs that this one has none: it failed before that. They raise RankError;
+    whoever calls this raises its own error."""
+    words = (str(error).strip().splitlines() or [""])[0]
+    with suppress(RankError, RuntimeError):  # RuntimeError: they have ended
+        together(mesh, f"nothing, for it has failed with {type(error).__name__}: {words}")
 
 
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
