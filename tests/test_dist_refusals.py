@@ -49,7 +49,7 @@ def test_what_the_users_own_code_raises_is_raised_as_it_is_and_others_hear_of_it
                                ({"weights": torch.ones(2)}, ValueError, "no weights, please")):
         with pytest.raises(kind, match=words):
             step(batch)
-        assert told.pop() == f"nothing, for it has failed with {kind.__name__}: {words}" and not told
+        assert told.pop() == f"failed: {kind.__name__}: {words}" and not told
         assert step.position == step.count == 0
 
 
@@ -85,6 +85,10 @@ def test_programs_that_differ_are_told_where_they_do(monkeypatch: pytest.MonkeyP
             agreement.exchanged(ProcessMesh(mesh_of(data=2), rank), numbers[rank][0], [], words[rank])
         assert ("rank 0 is about to run '  v1 = mul(v0, 1.0)', rank 1 '  v1 = mul(v0, 2.0)'" in caught.value.why) == (
             rank == 0)
+    words[1], numbers[1][0] = "failed: KeyError: 'x'", 1
+    with pytest.raises(RankError, match="rank 1 failed before the step") as caught:
+        agreement.exchanged(ProcessMesh(mesh_of(data=2), 0), numbers[0][0], [], words[0])
+    assert caught.value.why == "rank 1 said: KeyError: 'x'" and caught.value.do
     for first, second, wanted in (("a", "a\nb", ("", "b")), ("", "", ("", "")), ("save", "load", ("save", "load"))):
         assert agreement.around_difference(first, second) == wanted
 

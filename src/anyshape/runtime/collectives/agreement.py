@@ -21,6 +21,7 @@ from anyshape.runtime.collectives.process_group import ProcessMesh
 
 Error = TypeVar("Error", bound=AnyShapeError)
 NUMBERS = 15  # sizes that travel with the digest
+FAILED = "failed: "  # what a rank is about to run that has no program
 BEFORE, SHOWN = 60, 200  # characters of texts that differ: before the difference, and all that are said
 
 
@@ -38,13 +39,18 @@ def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int], text: str) ->
     many numbers.
 
     Raises:
-        RankError: ranks run other programs; nothing has run.
+        RankError: ranks run other programs, or one has failed to make its own; nothing has run.
     """
     mesh.met += 1
     first = _gathered(mesh, [program, *own[:NUMBERS], *[0] * (NUMBERS - len(own))])
     differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]
     if differing:
         words = said(mesh, text, len(text))
+        failed = [rank for rank, one in enumerate(words) if one.startswith(FAILED)]
+        if failed:
+            raise refusal(mesh, f"rank {', '.join(map(str, failed[:8]))} failed before the step",
+                          why=f"rank {failed[0]} said: {words[failed[0]].removeprefix(FAILED)[:SHOWN]}",
+                          do="read what it has raised; no rank has run anything of the step, and all may take the next")
         here, there = around_difference(words[0], words[differing[0]])
         raise refusal(mesh, f"ranks run other programs than rank 0: {', '.join(map(str, differing[:8]))}",
                       why=f"rank 0 is about to run {here!r}, rank {differing[0]} {there!r}; graphs differ where code, "
@@ -71,7 +77,7 @@ def fail_together(mesh: ProcessMesh, error: BaseException) -> None:
     whoever calls this raises its own error."""
     words = (str(error).strip().splitlines() or [""])[0]
     with suppress(RankError, RuntimeError):  # RuntimeError: they have ended
-        together(mesh, f"nothing, for it has failed with {type(error).__name__}: {words}")
+        together(mesh, f"{FAILED}{type(error).__name__}: {words}")
 
 
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
