@@ -422,6 +422,7 @@ def refused_before_a_step() -> dict[str, list[str]]:
     found["versions"] = refusal(made())["lines"]
     platform.python_version = version
     step: Any = made()()
+    found["a load of what is not there"] = refusal(partial(step.load, "nowhere"))["lines"]
     found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
     searched: Any = made("auto")()  # it has no mesh before its first step
     saves, steps = partial(searched.save, "nowhere"), partial(searched, torch.ones(2, 2))

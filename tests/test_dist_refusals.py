@@ -93,6 +93,18 @@ def test_programs_that_differ_are_told_where_they_do(monkeypatch: pytest.MonkeyP
         assert agreement.around_difference(first, second) == wanted
 
 
+def test_ranks_that_fail_alike_say_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_gathered", lambda mesh, own: [own, own])
+    for rank, error in ((0, InputError("no", do="that")), (1, InputError("no", do="that")), (1, ValueError("no"))):
+        mesh = ProcessMesh(mesh_of(data=2), rank)
+        if rank == 0 or isinstance(error, ValueError):
+            agreement.fail_together(mesh, error)
+        else:
+            with pytest.raises(InputError, match=r"^rank 1: no \(see rank 0\)$"):
+                agreement.fail_together(mesh, error)
+        assert mesh.met == 1
+
+
 @pytest.mark.parametrize(("gone", "teller"), [(0, 1), (1, 0)])
 def test_the_first_rank_that_is_left_tells_who_was_lost(gone: int, teller: int,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:

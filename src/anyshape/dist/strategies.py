@@ -159,7 +159,7 @@ def strategy_of(given: object, world: int) -> Strategy:
         found = Strategy(Mesh((Axis(ALONE[given], world),)), (given,))
     else:
         raise ConfigError(f"strategy is {given!r}", where="strategy", why="it is a word, a mesh or a Strategy",
-                          do=f"pass one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
+                          do=f"pass auto, one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
     if found.mesh.world != world:
         raise ConfigError(f"{found.mesh} has {found.mesh.world} ranks", where="strategy", why=f"{world} processes run",
                           do=f"start {found.mesh.world} processes, or make a mesh of {world}")

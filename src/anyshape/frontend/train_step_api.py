@@ -45,7 +45,7 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
-from anyshape.runtime.collectives.agreement import fail_together, together
+from anyshape.runtime.collectives.agreement import fail_together, together, told_once
 from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
 from anyshape.runtime.collectives.process_group import ProcessMesh
 from anyshape.torch_compat.tracing import settings as torch_trace
@@ -421,7 +421,7 @@ class TrainStep:
             if path is None:
                 if missing_ok:
                     return self.count
-                raise missing(Path(folder))
+                raise told_once(self._saver.rank, missing(Path(folder)))
             found = consistently(self._saver, lambda: examine(path, one.model, one.optimizer, self.averages, others,
                                                               self._saver.rank))
             with DeferInterrupts(), self.whole():  # it is loaded whole, or not at all

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -74,10 +73,19 @@ def together(mesh: ProcessMesh, what: str) -> None:
 
 def fail_together(mesh: ProcessMesh, error: BaseException) -> None:
     """Says to ranks that wait to compare programs that this one has none: it failed before that. They raise RankError;
-    whoever calls this raises its own error."""
+    whoever calls this raises its own error.
+
+    Raises:
+        AnyShapeError: all ranks failed alike, and this is not rank 0: one line of `error`.
+    """
     words = (str(error).strip().splitlines() or [""])[0]
-    with suppress(RankError, RuntimeError):  # RuntimeError: they have ended
+    try:
         together(mesh, f"{FAILED}{type(error).__name__}: {words}")
+    except RuntimeError:  # others run something, or failed by something else, or have ended
+        return
+    short = told_once(mesh.rank, error) if isinstance(error, AnyShapeError) else error
+    if short is not error:
+        raise short from None
 
 
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
