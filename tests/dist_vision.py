@@ -73,7 +73,7 @@ class ResidualNet(nn.Module):
         return self.head(F.adaptive_avg_pool2d(self.blocks(x), 1).flatten(1))
 
 
-MODELS = {"transformer": VisionTransformer, "convolutions": ResidualNet}
+MODELS: dict[str, type[nn.Module]] = {"transformer": VisionTransformer, "convolutions": ResidualNet}
 
 
 def loss_fn(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:

@@ -230,6 +230,18 @@ def test_collectives_beside_compute_change_no_bit(mode: str) -> None:
 
 
 @pytest.mark.full
+def test_models_of_images_whose_rows_ranks_do_not_divide() -> None:
+    for one in ranks(2, "images"):
+        refused = one.pop("convolutions pp")["refused"]  # a batch's statistics
+        assert "cannot be a pipeline" in refused and "BatchNorm" in refused
+        for name, found in one.items():
+            if name != "rank":
+                assert found["worst"] < 1e-12 and found["eager_calls"] == 0, (name, found)
+                assert name.endswith("pp") or found["programs"] == PAIR, (name, found)
+        assert len(one) == 1 + 7
+
+
+@pytest.mark.full
 def test_ranks_may_have_other_lengths_and_rows() -> None:
     for one in ranks(2, "lengths"):
         assert one["worst"] < 1e-12 and one["programs"] == PAIR

@@ -75,12 +75,15 @@ def test_wrapped_models_compile() -> None:
 @pytest.mark.full
 def test_what_wrappers_can_be_told() -> None:
     found = ranks(2, "wrapped_more")
-    check(found, **dict.fromkeys(("view", "static", "buffers", "unused", "quiet", "inside", "hook", "backend"),
-                                 ONE_PROGRAM), collectives=1 + ONE_PROGRAM)
+    check(found, **dict.fromkeys(("view", "static", "buffers", "unused", "quiet", "inside", "hook", "backend",
+                                  "translator", "mixture"), ONE_PROGRAM), collectives=1 + ONE_PROGRAM)
     for rank in found:
         one = rank["buckets"]  # a forward and a backward for each part that torch makes
         assert one["worst"] < 1e-5 and one["programs"] > ONE_PROGRAM and one["programs"] % ONE_PROGRAM == 0, found
         assert one["eager_calls"] == 0 and one["runs"] == 4 * one["programs"], found
+        for name in ("translator blocks", "mixture blocks"):  # a forward and a backward for each block
+            assert rank[name]["worst"] < 1e-5 and rank[name]["eager_calls"] == 0, (name, found)
+            assert rank[name]["programs"] == ONE_PROGRAM * (4 if name.startswith("t") else 2), (name, found)
         for name in ("fsdp", "blocks", "kept", "loops", "usual", "mixed"):
             one = rank[name]
             assert one["worst"] < (1e-2 if name == "mixed" else 1e-5), (name, found)
