@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 
 import anyshape
+import dist_vision
 import dist_wrapped
 from anyshape.base.errors import AnyShapeError
 from anyshape.dist.experts import ExpertMap
@@ -421,6 +422,7 @@ def refused_before_a_step() -> dict[str, list[str]]:
     found["versions"] = refusal(made())["lines"]
     platform.python_version = version
     step: Any = made()()
+    found["a load of what is not there"] = refusal(partial(step.load, "nowhere"))["lines"]
     found["calls"] = refusal(partial(step.save, "nowhere") if rank == 0 else step.whole().__enter__)["lines"]
     searched: Any = made("auto")()  # it has no mesh before its first step
     saves, steps = partial(searched.save, "nowhere"), partial(searched, torch.ones(2, 2))
@@ -585,7 +587,7 @@ def main() -> None:
     mode, *options = sys.argv[1:]
     own = {"lengths": lengths_differ, "limited_search": limited_search, "messages": messages,
            "other_model": other_model, "other_code": other_code, "other_rows": other_rows,
-           "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
+           "images": dist_vision.images, "wrapped": dist_wrapped.quick, "wrapped_more": dist_wrapped.more}
     if mode == "overlapped":
         found = overlapped(*options)
     elif mode == "heap":

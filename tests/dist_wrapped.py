@@ -84,6 +84,91 @@ class Unused(Net):
         self.unused = nn.Linear(3, 3)
 
 
+class Attention(nn.Module):
+    """Of positions to those of another sequence, with a bias by distance, as in T5."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.distances = nn.Embedding(8, heads)
+
+    def forward(self, x: Tensor, y: Tensor, causal: bool = False) -> Tensor:
+        q, k, v = (weight(z).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+                   for weight, z in ((self.q, x), (self.k, y), (self.v, y)))
+        steps = torch.arange(y.shape[0]) - torch.arange(x.shape[0])[:, None]
+        scores = q @ k.transpose(1, 2) + self.distances(steps.clamp(-4, 3) + 4).permute(2, 0, 1)
+        if causal:
+            scores = scores.masked_fill(steps > 0, float("-inf"))
+        return self.o((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))  # type: ignore[no-any-return]
+
+
+class Coder(nn.Module):
+    """A layer of an encoder, and of a decoder where it is given what the encoder made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(3))
+        self.own, self.other = Attention(), Attention()
+        self.up, self.gate, self.down = nn.Linear(WIDTH, 40), nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH)
+
+    def forward(self, x: Tensor, made: Tensor | None = None) -> Tensor:
+        y = self.norms[0](x)
+        x = x + self.own(y, y, made is not None)
+        y = self.norms[1](x)
+        x = x + self.other(y, y if made is None else made)
+        y = self.norms[2](x)
+        return x + self.down(nn.functional.gelu(self.gate(y)) * self.up(y))
+
+
+class Translator(nn.Module):
+    """An encoder and a decoder, of other lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.ModuleList([Coder(), Coder()]), nn.ModuleList([Coder(), Coder()])
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made, y = x, x[:-1].sin()
+        for layer in self.encoder:
+            made = layer(made)
+        for layer in self.decoder:
+            y = layer(y, made)
+        return self.head(y)
+
+
+class Experts(nn.Module):
+    """The two best of four experts for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 4, bias=False)
+        self.up = nn.Parameter(torch.randn(4, WIDTH, 40) / 6)
+        self.down = nn.Parameter(torch.randn(4, 40, WIDTH) / 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, ids = self.gate(x).softmax(-1).topk(2, -1)
+        shares = torch.zeros(x.shape[0], 4).scatter(1, ids, best / best.sum(-1, keepdim=True))
+        inner = nn.functional.silu(torch.einsum("nd,edh->enh", x, self.up))
+        return torch.einsum("enh,ehd,ne->nd", inner, self.down, shares)
+
+
+class Mixture(nn.Module):
+    """Experts in blocks of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), Experts()) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+BLOCKS = (Block, Coder, nn.Sequential)
 strict = functools.partial(anyshape.compile, strict=True)
 by_backend = functools.partial(torch.compile, backend="anyshape", dynamic=True, options={"strict": True})
 parallel = functools.partial(DistributedDataParallel, bucket_cap_mb=0.001)  # several buckets
@@ -92,7 +177,7 @@ parallel = functools.partial(DistributedDataParallel, bucket_cap_mb=0.001)  # se
 def sharded(model: Any, compiled: Callable[[nn.Module], nn.Module] = lambda block: block, **more: Any) -> nn.Module:
     for parent in list(model.modules()):
         for name, part in parent.named_children():
-            if isinstance(part, Block):
+            if isinstance(part, BLOCKS):
                 setattr(parent, name, compiled(part))
                 fully_shard(getattr(parent, name), mesh=mesh(), **more)
     fully_shard(model, mesh=mesh(), **more)
@@ -226,6 +311,9 @@ def more() -> dict[str, Any]:
                         lambda options=options: strict(parallel(Net(), **options)))
              for name, options in (("view", {"gradient_as_bucket_view": True}), ("static", {"static_graph": True}),
                                    ("buffers", {"broadcast_buffers": False}))}
+    for name, make in (("translator", Translator), ("mixture", Mixture)):
+        found[name] = pair(lambda make=make: parallel(make()), lambda make=make: strict(parallel(make())))
+        found[f"{name} blocks"] = pair(lambda make=make: sharded(make()), lambda make=make: sharded(make(), strict))
     return {
         **found,
         "backend": pair(lambda: parallel(Net()), lambda: by_backend(DistributedDataParallel(Net()))),

@@ -253,6 +253,28 @@ def test_rows_of_a_convolution_stay_dealt_out() -> None:
         assert worst_difference(captured, strategy, chain, batch, length) < 1e-12
 
 
+class Joint(torch.nn.Module):
+    """Queries, keys and values of one product, taken apart as timm does it; their gradients are stacked before rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 24), torch.nn.Linear(8, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        joint = self.qkv(self.embed(tokens))
+        q, k, v = joint.reshape(*tokens.shape, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.head(found.transpose(1, 2).flatten(2))
+
+
+def test_rows_of_gradients_that_are_stacked_stay_dealt_out() -> None:
+    torch.manual_seed(0)
+    captured, strategy = capture(Joint().double()), strategy_of("ddp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    assert not any(node.op == "all_gather" for node in chain[-1].graph.nodes)
+    assert worst_difference(captured, strategy, chain, *SHAPES[0]) < 1e-12
+
+
 def test_sizes_of_a_batch_that_are_compared_are_one() -> None:
     batch = ("tokens", "labels", "others")
     assert shared_sizes(batch_graph(), batch) == {"c": "b", "m": "n", "d": "b", "p": "n"}

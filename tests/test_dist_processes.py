@@ -20,7 +20,8 @@ import anyshape
 import forked
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import mesh_of
-from anyshape.dist.strategies import strategy_of
+from anyshape.dist.placement import Shard
+from anyshape.dist.strategies import Strategy, strategy_of
 from anyshape.frontend.checkpoint.folder import checkpoints
 from anyshape_bench.measure.memory_counter import build_counter
 from dist_model import Llama, next_token_loss
@@ -229,6 +230,18 @@ def test_collectives_beside_compute_change_no_bit(mode: str) -> None:
 
 
 @pytest.mark.full
+def test_models_of_images_whose_rows_ranks_do_not_divide() -> None:
+    for one in ranks(2, "images"):
+        refused = one.pop("convolutions pp")["refused"]  # a batch's statistics
+        assert "cannot be a pipeline" in refused and ("BatchNorm" in refused) == (one["rank"] == 0)  # it says why
+        for name, found in one.items():
+            if name != "rank":
+                assert found["worst"] < 1e-12 and found["eager_calls"] == 0, (name, found)
+                assert name.endswith("pp") or found["programs"] == PAIR, (name, found)
+        assert len(one) == 1 + 7
+
+
+@pytest.mark.full
 def test_ranks_may_have_other_lengths_and_rows() -> None:
     for one in ranks(2, "lengths"):
         assert one["worst"] < 1e-12 and one["programs"] == PAIR
@@ -246,10 +259,15 @@ def test_what_is_no_strategy_says_so() -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="torchrun"):
         anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters()), strategy="ddp")
-    for given in ("other", 3, mesh_of(data=3), mesh_of(rows=2)):
+    two, fixed = mesh_of(data=2), ("layers.*", "data", Shard(0))
+    for given in ("other", 3, mesh_of(data=3), mesh_of(rows=2), mesh_of(pp=1, pipe=2), lambda: Strategy(two, ()),
+                  lambda: Strategy(two, ("data",)), lambda: Strategy(two, ("ddp", "tp")),
+                  lambda: Strategy(two, ("ddp",), (("*", "tensor", Shard(0)),)),
+                  lambda: Strategy(two, ("ddp",), (fixed,)).check(["weight", "bias"])):
         with pytest.raises(ConfigError) as caught:
-            strategy_of(given, 2)
-        assert caught.value.why and caught.value.do
+            strategy_of(given() if callable(given) else given, 2)
+        assert caught.value.where and caught.value.why and caught.value.do
+    Strategy(two, ("zero1",), (fixed, ("state:*", "data", Shard(0)))).check(["layers.0.weight", "bias"])
 
 
 @pytest.mark.parametrize("modes", [

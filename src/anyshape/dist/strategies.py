@@ -90,12 +90,35 @@ class Strategy:
     overrides: (pattern of parameter names, axis, placement) each: what is fixed; the last one that fits counts. A
         pattern `state:*` is of what the optimiser keeps for them alone.
     pipeline: the schedule along an axis whose kind is "pp".
+
+    Raises:
+        ConfigError: axes have no kind, or one that there is not, or placements are fixed along other axes.
     """
 
     mesh: Mesh
     kinds: tuple[str, ...]
     overrides: tuple[tuple[str, str, Placement], ...] = ()
     pipeline: PipelineSchedule = PipelineSchedule()
+
+    def __post_init__(self) -> None:
+        axes, known = [axis.name for axis in self.mesh.axes], sorted(set(AXES.values()))
+        if len(self.kinds) != len(axes) or not set(self.kinds) <= set(known) or self.kinds.count("pp") > 1:
+            raise ConfigError(f"a strategy of {self.mesh} has the kinds {', '.join(map(str, self.kinds)) or 'none'}",
+                              where="Strategy", why="each axis has one kind, and at most one is a pipeline",
+                              do=f"give each of the axes {', '.join(axes)} one of {', '.join(known)}")
+        for pattern, along, _ in self.overrides:
+            if along not in axes:
+                raise ConfigError(f"the placement of {pattern} is fixed along {along}", where="Strategy.overrides",
+                                  why=f"{self.mesh} has no such axis", do=f"name one of {', '.join(axes)}")
+
+    def check(self, parameters: Sequence[str]) -> None:
+        """Raises ConfigError where a placement is fixed of parameters that are none of these."""
+        for pattern, along, place in self.overrides:
+            if not fnmatch.filter(parameters, pattern.removeprefix("state:")):
+                raise ConfigError(f"the strategy fixes the placement of {pattern}, and there is no such parameter",
+                                  where=f"Strategy.overrides: {pattern} {along}: {place}",
+                                  why=f"the model has {', '.join(parameters[:4])}{', ...' * (len(parameters) > 4)}",
+                                  do="give a pattern of their names, or a strategy that was made for this model")
 
     def __str__(self) -> str:
         kinds = [f"{axis.name}: {kind}" for axis, kind in zip(self.mesh.axes, self.kinds, strict=True)]
@@ -136,7 +159,7 @@ def strategy_of(given: object, world: int) -> Strategy:
         found = Strategy(Mesh((Axis(ALONE[given], world),)), (given,))
     else:
         raise ConfigError(f"strategy is {given!r}", where="strategy", why="it is a word, a mesh or a Strategy",
-                          do=f"pass one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
+                          do=f"pass auto, one of {', '.join(sorted(set(AXES.values())))}, or a mesh with named axes")
     if found.mesh.world != world:
         raise ConfigError(f"{found.mesh} has {found.mesh.world} ranks", where="strategy", why=f"{world} processes run",
                           do=f"start {found.mesh.world} processes, or make a mesh of {world}")

@@ -45,8 +45,9 @@ from anyshape.frontend.train_step.validation import (
 )
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
-from anyshape.runtime.collectives.agreement import together
+from anyshape.runtime.collectives.agreement import fail_together, together, told_once
 from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
+from anyshape.runtime.collectives.process_group import ProcessMesh
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -97,7 +98,8 @@ class TrainStep:
         if strategy is not None:
             meet(strategy, inner, optimizer)
         if strategy is not None and strategy != AUTO:
-            self._whole.state.distribution = distribution_of(strategy, self._names, settings.config.limited)
+            self._whole.state.distribution = distribution_of(strategy, inner, self._names,
+                                                                 settings.config.limited)
         self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = CompiledCallable(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
@@ -120,6 +122,8 @@ class TrainStep:
             RankError: ranks run other programs, or one is lost: its process has ended.
         """
         with self._lock:
+            mesh = None if self._apart is not None else self._mesh()
+            met = 0 if mesh is None else mesh.met
             try:
                 results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
             except Exception as error:
@@ -128,6 +132,8 @@ class TrainStep:
                 found = lost(error)
                 if found is None:
                     leave_words(error)  # the others hear of it when this process ends
+                    if mesh is not None and mesh.met == met:  # or at once, where they have yet to compare programs
+                        fail_together(mesh, error)
                     raise
                 raise found from error
             finally:  # an interrupt is raised after a step
@@ -153,7 +159,7 @@ class TrainStep:
                 self._meet("step")
                 one = self.settings
                 found = searched(one.model, one.loss_fn, one.optimizer, arguments, one.config.memory_limit, keywords)
-                state.distribution = distribution_of(found.strategy, self._names, one.config.limited)
+                state.distribution = distribution_of(found.strategy, one.model, self._names, one.config.limited)
                 if found.search is not None:
                     self.compilation.strategy.append(str(found.search))
             arguments, keywords = as_batch((arguments, keywords))
@@ -161,8 +167,9 @@ class TrainStep:
         try:
             loss, rest, _ = self._compiled.call(arguments, keywords)
         except api.not_one_graph() as error:
-            if self.settings.config.strict:
+            if self.settings.config.strict or self.settings.strategy is not None:  # PyTorch says what it refuses
                 check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
+            if self.settings.config.strict:
                 raise
             cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
             why = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
@@ -231,6 +238,11 @@ class TrainStep:
                     entered.enter_context(distribution.whole())
             yield
 
+    def _mesh(self) -> ProcessMesh | None:
+        """Of the strategy; None without, and before it was searched for."""
+        distribution = self._whole.state.distribution
+        return None if distribution is None else distribution.mesh
+
     def _meet(self, what: str) -> None:
         """Under a strategy, all ranks do the same now. One that is searched for has no mesh of its own before the first
         step.
@@ -239,8 +251,7 @@ class TrainStep:
             RankError: some do something else; nothing has been done.
         """
         if self.settings.strategy is not None:
-            distribution = self._whole.state.distribution
-            together(mesh_of_all() if distribution is None else distribution.mesh, what)
+            together(self._mesh() or mesh_of_all(), what)
 
     def _refuse_alone(self, why: str, cause: BaseException | None = None) -> None:
         """Raises Unsupported under a strategy: the optimiser as it is knows nothing of other ranks. cause: the error
@@ -410,7 +421,7 @@ class TrainStep:
             if path is None:
                 if missing_ok:
                     return self.count
-                raise missing(Path(folder))
+                raise told_once(self._saver.rank, missing(Path(folder)))
             found = consistently(self._saver, lambda: examine(path, one.model, one.optimizer, self.averages, others,
                                                               self._saver.rank))
             with DeferInterrupts(), self.whole():  # it is loaded whole, or not at all

@@ -219,6 +219,7 @@ CALLS = {
                                                                 ONE_SIZE),
     f"{DYNAMO}eval_frame.always_optimize_code_objects": Name("a code object for each compiled object", SHARED),
     "torch.nn.Module._call_impl": Name("a code object for each compiled module", SHARED),
+    f"{DYNAMO}external_utils.wrap_inline": Name("modules of torch's own under fully_shard", FEWER, quiet=True),
     f"{DYNAMO}trace_rules.check": Name("spares frames that are not traced the settings of a trace",
                                        f"{SLOW_TRACE}; background=True traces them too"),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,12 @@ def _embedding_bag(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.T
     bags = torch.searchsorted(starts, places, right=True) - 1
     nothing = torch.zeros_like(starts)
     return result, bags.to(offsets.dtype), nothing, nothing.clone()
+
+
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """torch's own joins along a dim that is there, of rows perhaps, and splits it: rows that are dealt out over ranks
+    would have to be gathered for that."""
+    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
 
 
 def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -249,6 +255,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: cdist_backward,
     aten._embedding_bag.default: _embedding_bag,
     aten.native_dropout.default: native_dropout,
+    aten.stack.default: stack,
     aten.take.default: take,
     aten.threshold_backward.default: threshold_backward,
 }

@@ -35,6 +35,7 @@ from anyshape.frontend.checkpoint.contents import (
 from anyshape.frontend.checkpoint.folder import StepWriter, checkpoints
 from anyshape.frontend.checkpoint.safe_reader import SafeLoadPlanner, SafeReader, TrialPlanner
 from anyshape.frontend.train_step.distributed import Distribution
+from anyshape.runtime.collectives.agreement import told_once
 from anyshape.runtime.collectives.lost_rank import lost
 
 T = TypeVar("T")
@@ -176,7 +177,8 @@ def newest(folder: Path, is_distributed: bool) -> Path | None:
     if is_distributed:
         dist.broadcast_object_list(given, 0)
     if given[1] is not None:
-        raise InputError(f"{folder} cannot be read", why=given[1], do="give a folder that this process may read")
+        raise told_once(dist.get_rank() if is_distributed else 0, InputError(
+            f"{folder} cannot be read", where=str(folder), why=given[1], do="give a folder that this process may read"))
     return None if given[0] is None else Path(given[0])
 
 
@@ -213,9 +215,12 @@ def examine(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         raise InputError(f"the checkpoint {path} has no {', '.join(lacking)}",
                          why="it was saved without", do="load it into what was saved")
     data = read(reader, dict(plain))
-    check_model(stored, model)
-    check_optimizer(data["optimizer.param_groups"], optimizer, weight_names(model, optimizer))
-    check_averages(stored, averages)
+    try:
+        check_model(stored, model)
+        check_optimizer(data["optimizer.param_groups"], optimizer, weight_names(model, optimizer))
+        check_averages(stored, averages)
+    except InputError as error:
+        raise InputError(error.what, where=str(path), why=error.why, do=error.do) from None
     ranks = [name.split(".")[1] for name in stored.below("random.") if name.count(".") == 1]
     own = str(rank % max(len(ranks), 1))
     random = [name for name in (f"random.{own}", f"random.{own}.cuda") if name in stored.shapes]
@@ -294,7 +299,7 @@ def plain_data(folder: Path, name: str) -> Any:
 def missing(folder: Path) -> InputError:
     """The error of a folder without a checkpoint."""
     why = "no folder in it has a .metadata" if folder.is_dir() else "there is no such folder"
-    return InputError(f"there is no checkpoint in {folder}", why=why,
+    return InputError(f"there is no checkpoint in {folder}", where=str(folder), why=why,
                       do="give a folder of TrainStep.save, or of torch.distributed.checkpoint")
 
 

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from anyshape.backend.targets import target_of
 from anyshape.base.errors import AnyShapeError, ConfigError, LimitError, Unsupported
+from anyshape.base.version import __version__
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
 from anyshape.dist.buckets import bucketed, messages_text
@@ -167,13 +168,13 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
         RankError: ranks differ in model, optimiser or versions.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise ConfigError(f"strategy is {given!r}, and there is one process",
+        raise ConfigError(f"strategy is {given!r}, and there are no other processes", where="strategy",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
     every = mesh_of_all()
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    agree(every, {"versions": f"python {platform.python_version()}, torch {torch.__version__}",
+    agree(every, {"versions": f"anyshape {__version__}, python {platform.python_version()}, torch {torch.__version__}",
                   "the model": f"{type(model).__qualname__} {weights}",
                   "the optimiser": f"{type(optimizer).__qualname__} {groups}"})
     with torch.no_grad():
@@ -187,17 +188,19 @@ def mesh_of_all() -> ProcessMesh:
     return process_mesh(Mesh((Axis("ranks", dist.get_world_size()),)))
 
 
-def distribution_of(given: object, names: Callable[[], list[str]], limited: bool) -> Distribution:
+def distribution_of(given: object, model: torch.nn.Module, names: Callable[[], list[str]],
+                    limited: bool) -> Distribution:
     """The distribution of a step by what the user passed as its strategy; all ranks call this. limited: the step has a
     limit in bytes.
 
     Raises:
-        ConfigError: the strategy does not fit the processes, or keeps to no limit.
+        ConfigError: the strategy does not fit the processes or the model, or keeps to no limit.
         RankError: ranks were given other strategies.
     """
     fault: AnyShapeError | None = None
     try:
         strategy = strategy_of(given.runnable() if isinstance(given, StrategySearch) else given, dist.get_world_size())
+        strategy.check([name for name, _ in model.named_parameters()])
         if limited and strategy.pipe is not None:
             raise ConfigError("a pipeline, or micro-batches, keep to no limit in bytes", where=str(strategy.mesh),
                               why="how many micro-batches wait for their backward is up to the schedule, and their "
@@ -361,7 +364,7 @@ class DistributedProgram:
         """The same, of all that the program takes. Ranks that have less to do are refused with the others."""
         mesh = self.distribution.mesh
         own = refusal_of(self.executable, given)
-        least = [one[0] for one in exchanged(mesh, self.digest, [0 if own is None else max(own.least, 1)])]
+        least = [one[0] for one in exchanged(mesh, self.digest, [0 if own is None else max(own.least, 1)], self.local)]
         if not any(least):
             return None
         most = max(range(len(least)), key=least.__getitem__)
@@ -395,7 +398,7 @@ class DistributedProgram:
         """The sizes of the whole batch, and how much of it this rank has, after all ranks have said theirs. batch: the
         digest of this rank's rows, where several ranks are to have the same."""
         mesh = self.distribution.mesh
-        every = exchanged(mesh, self.digest, [*own.values(), batch])
+        every = exchanged(mesh, self.digest, [*own.values(), batch], self.local)
         sizes = [dict(zip([*own, BATCH], one, strict=True)) for one in every]
         data = [one.sharding for one in self.chain if one.sharding.given]
         axes = [one.axis for one in data]

@@ -5,7 +5,7 @@ at every step. A state that it does not have yet is made of zeros, and given to 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anyshape import torch_compat as compat
+from anyshape.base.errors import InputError
 from anyshape.frontend.train_step.optimizer_rules import RULES, Rule
 from anyshape.frontend.train_step.step_module import WholeStep
 from anyshape.frontend.train_step.update import StepUpdate, Weight
@@ -177,6 +178,18 @@ class StepStates:
                 return False
         return True
 
+    def _check(self, weight: Tensor, shapes: Mapping[str, Sequence[int]], states: Mapping[str, Tensor]) -> None:
+        """Raises InputError where the optimiser has states that are not those of a weight: `load_state_dict` of torch
+        takes any."""
+        for key, shape in shapes.items():
+            if tuple(states[key].shape) != tuple(shape):
+                name = self.names.get(id(weight), "a weight")
+                raise InputError(f"the optimiser's {key} of {name} has the shape {list(states[key].shape)}",
+                                 where=f"the state of {type(self.settings.optimizer).__name__}",
+                                 why=f"{name} has the shape {list(weight.shape)}, so its {key} has {list(shape)}: "
+                                 "it is of another model, or a part of a state that was dealt out",
+                                 do="load the state of this model, as a whole; step.save and step.load take parts")
+
     def _take_over(self) -> None:
         """Weights with their states from the optimiser; zeros where it has none yet."""
         whole, settings, rule, before = self.whole, self.settings, self.rule, self.update
@@ -199,6 +212,7 @@ class StepStates:
             is_new = any(own.get(name) is None for name in shapes)
             states = {name: own[name] if own.get(name) is not None else _zeros(weight, shape)
                       for name, shape in shapes.items()}
+            self._check(weight, shapes, states)
             made.append(float(own.get("step", 1.0 if shapes and not is_new else 0.0)))
             sums = gathered.get(id(weight))
             if sums is None and settings.accumulate > 1:

@@ -180,7 +180,7 @@ class PipelinedProgram:
     def _sizes(self, own: Mapping[str, int], batch: int) -> list[dict[str, int]]:
         """The sizes of each micro-batch, after all ranks have said theirs."""
         every, mesh = self.every, self.every.distribution.mesh
-        numbers = exchanged(mesh, every.digest, [*own.values(), batch])
+        numbers = exchanged(mesh, every.digest, [*own.values(), batch], every.local)
         said = [dict(zip([*own, BATCH], one, strict=True)) for one in numbers]
         data = [one.sharding.axis for one in every.chain if one.sharding.given and one.sharding.axis != MICRO]
         every.check(said, data)

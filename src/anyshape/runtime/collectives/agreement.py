@@ -7,6 +7,7 @@ small message a step.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from anyshape.runtime.collectives.process_group import ProcessMesh
 
 Error = TypeVar("Error", bound=AnyShapeError)
 NUMBERS = 15  # sizes that travel with the digest
+FAILED = "failed: "  # what a rank is about to run that has no program
 BEFORE, SHOWN = 60, 200  # characters of texts that differ: before the difference, and all that are said
 
 
@@ -31,18 +33,27 @@ def digest(*texts: str) -> int:
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
-def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int]) -> list[list[int]]:
-    """The numbers of all ranks. program: the digest of what a rank is about to run; who runs the same has as many.
+def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int], text: str) -> list[list[int]]:
+    """The numbers of all ranks. program: the digest of `text`, what a rank is about to run; who runs the same has as
+    many numbers.
 
     Raises:
-        RankError: ranks run other programs; nothing has run.
+        RankError: ranks run other programs, or one has failed to make its own; nothing has run.
     """
+    mesh.met += 1
     first = _gathered(mesh, [program, *own[:NUMBERS], *[0] * (NUMBERS - len(own))])
     differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]
     if differing:
+        words = said(mesh, text, len(text))
+        failed = [rank for rank, one in enumerate(words) if one.startswith(FAILED)]
+        if failed:
+            raise refusal(mesh, f"rank {', '.join(map(str, failed[:8]))} failed before the step",
+                          why=f"rank {failed[0]} said: {words[failed[0]].removeprefix(FAILED)[:SHOWN]}",
+                          do="read what it has raised; no rank has run anything of the step, and all may take the next")
+        here, there = around_difference(words[0], words[differing[0]])
         raise refusal(mesh, f"ranks run other programs than rank 0: {', '.join(map(str, differing[:8]))}",
-                      why="their graphs differ, as where code, settings or the kind of a batch do; or some save, load "
-                      "or take the whole model, and others do something else",
+                      why=f"rank 0 is about to run {here!r}, rank {differing[0]} {there!r}; graphs differ where code, "
+                      "settings or the kind of a batch do",
                       do="start all ranks with the same code and settings, give batches of one kind, and call save, "
                       "load and whole on all ranks")
     found = [one[1:1 + len(own)] for one in first]
@@ -57,7 +68,24 @@ def together(mesh: ProcessMesh, what: str) -> None:
     Raises:
         RankError: some do something else; nothing has been done.
     """
-    exchanged(mesh, digest(what), [])
+    exchanged(mesh, digest(what), [], what)
+
+
+def fail_together(mesh: ProcessMesh, error: BaseException) -> None:
+    """Says to ranks that wait to compare programs that this one has none: it failed before that. They raise RankError;
+    whoever calls this raises its own error.
+
+    Raises:
+        AnyShapeError: all ranks failed alike, and this is not rank 0: one line of `error`.
+    """
+    words = (str(error).strip().splitlines() or [""])[0]
+    try:
+        together(mesh, f"{FAILED}{type(error).__name__}: {words}")
+    except RuntimeError:  # others run something, or failed by something else, or have ended
+        return
+    short = told_once(mesh.rank, error) if isinstance(error, AnyShapeError) else error
+    if short is not error:
+        raise short from None
 
 
 def _gathered(mesh: ProcessMesh, own: Sequence[int]) -> list[list[int]]:
@@ -87,7 +115,10 @@ def agree(mesh: ProcessMesh, own: dict[str, str]) -> None:
 
 
 def around_difference(first: str, second: str) -> tuple[str, str]:
-    """What two texts have where they begin to differ, and a bit before and after."""
+    """What two texts have where they begin to differ, and a bit before and after; of several lines, the first that
+    differ."""
+    lines = itertools.zip_longest(first.splitlines(), second.splitlines(), fillvalue="")
+    first, second = next((pair for pair in lines if pair[0] != pair[1]), (first, second))
     place = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
                  min(len(first), len(second)))
     begin = max(0, place - BEFORE)

@@ -104,8 +104,8 @@ def told_of_lost_ranks() -> Iterator[None]:
 
 
 def lost(error: BaseException) -> RankError | None:
-    """The error of a call in which another rank was lost: four parts on rank 0, one line elsewhere; None where `error`
-    is of another kind."""
+    """The error of a call in which another rank was lost: four parts on the first rank that is left, one line
+    elsewhere; None where `error` is of another kind."""
     words = str(error)
     if isinstance(error, RankError) or not dist.is_initialized() or not any(one in words for one in LOST):
         return None
@@ -118,10 +118,11 @@ def lost(error: BaseException) -> RankError | None:
             break
         time.sleep(0.05)  # a process closes its connections a moment before it has ended
     what = f"rank {', '.join(map(str, gone))} is lost" if gone else "another rank is lost"
-    if here:
-        return RankError(f"rank {here}: {what}")
+    first = min(rank for rank in range(dist.get_world_size()) if rank not in gone)
+    if here != first:
+        return RankError(f"rank {here}: {what} (see rank {first})")
     why = "; ".join(f"rank {rank} said: {said}" for rank, said in found.items()) or (
-        "its process has ended without a word, as where the system has killed it" if gone
+        "its process has ended without a word, as where it had fewer batches, or the system has killed it" if gone
         else "its connection is closed; its process is not known, or ran on another machine")
     where = ", ".join(f"process {known[rank].process} on {known[rank].machine}" for rank in gone if rank in known)
     return RankError(what, where=f"{where or 'a collective'}, found while waiting for it", why=why, do=DO)

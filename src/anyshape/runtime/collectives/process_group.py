@@ -34,6 +34,7 @@ class ProcessMesh:
         groups: by axis, the group that this process is in.
         control: of all processes, for what is agreed on before a step.
         launched: by axis, how many messages there were: the same number on all of its ranks.
+        met: how many times its ranks have compared what they are about to do.
     """
 
     mesh: Mesh
@@ -41,6 +42,7 @@ class ProcessMesh:
     groups: dict[str, Any] = field(default_factory=dict)
     control: Any = None
     launched: dict[str, int] = field(default_factory=dict)
+    met: int = 0
 
     @property
     def coordinates(self) -> dict[str, int]:

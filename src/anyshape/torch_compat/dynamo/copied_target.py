@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.dynamo.eager_frames import is_sharded
 from anyshape.torch_compat.tracing.fx_threads import USUAL
 
 WRAPPERS = "torch._dynamo.external_utils"  # of Dynamo's frames around what has none of its own
@@ -42,13 +43,14 @@ class CopiedTarget:
         optimize: what `api.dynamo_compile` returned; makes a callable that Dynamo watches.
     """
 
-    __slots__ = ("__weakref__", "_bound", "_copies", "_optimize", "_shared", "target", "wrapper")
+    __slots__ = ("__weakref__", "_between", "_bound", "_copies", "_optimize", "_shared", "target", "wrapper")
 
     def __init__(self, target: Any, optimize: Callable[[Any], Any]) -> None:
         self.target = target
         self._optimize = optimize
         self._copies: dict[int, tuple[types.CodeType, types.CodeType]] = {}  # id -> (the user's, its copy)
         self._bound: tuple[Any, Any, types.CodeType, types.FunctionType, Any] | None = None
+        self._between: Callable[..., Any] | None = None  # see `_between_hooks`
         self._shared = optimize(target)
         inner = _inside(self._shared)
         if hasattr(inner, USUAL):  # another thread traces: Dynamo would keep what stands in for the module's call there
@@ -56,13 +58,13 @@ class CopiedTarget:
                 self._shared = optimize(target)
             inner = _inside(self._shared)
         self.wrapper = inner if getattr(inner, "__globals__", {}).get("__name__") == WRAPPERS else None
-        always = compat.get("torch._dynamo.eval_frame.always_optimize_code_objects")
-        if self.wrapper is not None and always is not None:  # a function made for this object
-            self.wrapper.__code__ = copy_of(self.wrapper.__code__)
-            always[self.wrapper.__code__] = True
+        if self.wrapper is not None:  # a function made for this object
+            _own_frame(self.wrapper)
 
     def call(self, *arguments: Any, **keywords: Any) -> Any:
         """The result of the target, its frame evaluated by Dynamo."""
+        if self.wrapper is not None and is_sharded(self.target):
+            return self._between_hooks()(*arguments, **keywords)
         found = None if self.wrapper is not None else self._function()
         if found is None or (isinstance(self._shared, torch.nn.Module) and module_call() is None):
             return self._shared(*arguments, **keywords)
@@ -90,6 +92,18 @@ class CopiedTarget:
             return None
         return function, () if owner is None else (owner,)
 
+    def _between_hooks(self) -> Callable[..., Any]:
+        """A module of torch's own that is sharded: its frame is Dynamo's around `forward`, and the hooks, which gather
+        weights, are outside. (Around the module, they would be inside, and there is no graph of them.)"""
+        make, wrap = module_call(), compat.get(f"{WRAPPERS}.wrap_inline")
+        if self._between is None and (make is None or wrap is None):
+            self._between = self._shared
+        elif self._between is None:
+            inner = wrap(self.target.forward)
+            _own_frame(inner)
+            self._between = self._optimize(types.MethodType(make(inner), self.target))  # type: ignore[misc]
+        return self._between
+
     def _function(self) -> tuple[types.FunctionType, Any] | None:
         """The function whose frame a call begins with, and the object that it is bound to; None where it has to be
         looked up: that of a module which is called in a way of its own, one that is disabled or compiled already."""
@@ -112,6 +126,14 @@ class CopiedTarget:
         if isinstance(self._shared, torch.nn.Module) and call_of(type(self.target)) is MODULE_CALL:
             call = types.MethodType(module_call()(call), self.target)  # type: ignore[misc]
         return function, owner, code, copied, self._optimize(call)
+
+
+def _own_frame(wrapper: Any) -> None:
+    """Gives a function of `WRAPPERS` a code object of its own, which Dynamo traces as it would that one."""
+    always = compat.get("torch._dynamo.eval_frame.always_optimize_code_objects")
+    if always is not None:
+        wrapper.__code__ = copy_of(wrapper.__code__)
+        always[wrapper.__code__] = True
 
 
 def _inside(optimized: Any) -> Any:

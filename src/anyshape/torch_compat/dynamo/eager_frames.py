@@ -65,10 +65,15 @@ _SHARDING = os.path.join(INSIDE, "distributed", "fsdp") + os.sep
 def sharded_parts(target: Any) -> int:
     """How many modules there are in a module that FSDP2 (`fully_shard`) gathers the weights of: its hooks, around each
     of them, run as PyTorch, and what is between hooks is a program. The module's own are outside of its frame."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if kind is None or not isinstance(target, torch.nn.Module):
+    if not isinstance(target, torch.nn.Module) or "torch.distributed.fsdp" not in sys.modules:
         return 0
-    return sum(isinstance(module, kind) for module in target.modules() if module is not target)
+    return sum(is_sharded(module) for module in target.modules() if module is not target)
+
+
+def is_sharded(module: Any) -> bool:
+    """Whether FSDP2 (`fully_shard`) gathers the weights of a module itself."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
 
 
 def is_at_sharding(one: Any) -> bool:
