@@ -341,6 +341,43 @@ def test_the_commands(file: Path, data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "nothing.npy is no array" in capsys.readouterr().err
 
 
+def test_the_command_run_says_what_is_wrong(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", ids(2, 5).numpy())
+    np.savez("several.npz", ids=np.ones((2, 5), np.int64), more=np.ones(3))
+    Path("empty.npy").touch()
+    Path("cut.npz").write_bytes(Path("several.npz").read_bytes()[:100])
+    Path("folder").mkdir()
+    command = ["run", str(file), "--trust-native"]
+    for words, wanted in (
+            ("empty.npy", "empty.npy is no array"), ("cut.npz", "cut.npz is no array"),
+            ("several.npz", "it holds several, by name: ids, more"), ("wrong=x.npy", "no argument wrong; ids is missing"),
+            ("ids=x.npy --input ids=x.npy", "the argument ids is given twice"),
+            ("x.npy --output folder", "folder cannot be written\n  why:   Is a directory"),
+            ("x.npy --output none/y.npz", "none/y.npz cannot be written")):
+        assert main([*command, "--input", *words.split(" ")]) == 1
+        assert wanted in capsys.readouterr().err
+    assert main([*command, "--input", "x.npy", "--output", "y"]) == 0  # the very file that was named
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["cut.npz", "empty.npy", "folder", "several.npz", "x.npy", "y"]
+
+
+def test_nothing_is_left_where_a_file_could_not_be_written(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.any"
+    members = members_of(file)
+    container.write(path, members)
+    before = path.read_bytes()
+
+    for error in (OSError, KeyboardInterrupt):
+        def refuse(*_given: object, error: type[BaseException] = error) -> None:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(error):
+            patched.setattr("zipfile._ZipWriteFile.write", refuse)
+            container.write(path, members)
+        assert [one.name for one in tmp_path.iterdir()] == ["model.any"] and path.read_bytes() == before
+
+
 class Halves(nn.Module):
     """Results of several dtypes, nested; a size."""
 
