@@ -123,6 +123,25 @@ def test_bf16_of_other_libraries_comes_in_and_goes_out(tmp_path: Path) -> None:
             np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
 
 
+def test_a_fork_of_a_process_that_has_computed_computes(file: Path) -> None:
+    assert alone("""
+        import os, sys, time
+        import numpy as np, anyshape
+        run = anyshape.load(sys.argv[1], trust_native=True, threads=2)
+        x = np.ones((16, 100), np.int64)
+        wanted = run(x)
+        child = os.fork()
+        if not child:
+            os._exit(0 if (run(x) == wanted).all() else 3)
+        until = time.monotonic() + 60
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, 9)
+        print(ended[0] == child and ended[1] == 0, (run(x) == wanted).all())
+        """, file).split() == ["True", "True"]
+
+
 def test_a_loaded_program_goes_to_other_processes(file: Path) -> None:
     x = ids(3, 5).numpy()
     with load(file, trust_native=True, threads=1) as run:
@@ -381,7 +400,8 @@ def test_the_command_run_says_what_is_wrong(file: Path, tmp_path: Path, capsys: 
     command = ["run", str(file), "--trust-native"]
     for words, wanted in (
             ("empty.npy", "empty.npy is no array"), ("cut.npz", "cut.npz is no array"),
-            ("several.npz", "it holds several, by name: ids, more"), ("wrong=x.npy", "no argument wrong; ids is missing"),
+            ("several.npz", "it holds several, by name: ids, more"),
+            ("wrong=x.npy", "no argument wrong; ids is missing"),
             ("ids=x.npy --input ids=x.npy", "the argument ids is given twice"),
             ("x.npy --output folder", "folder cannot be written\n  why:   Is a directory"),
             ("x.npy --output none/y.npz", "none/y.npz cannot be written")):

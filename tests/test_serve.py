@@ -615,7 +615,8 @@ def test_the_command_needs_no_torch_and_ends_at_sigterm(file: Path, model: Serve
 @pytest.mark.parametrize(("words", "message"), [
     (("--port", "0", "--limit", "much"), "--limit"), (("--rows", "0"), "--rows 0"),
     (("--port", "65536"), "--port 65536"), (("--patience", "nan"), "--patience nan"),
-    (("--workers", "-1"), "--workers -1"), (("--latency-budget", "-2"), "--latency-budget -2"), (("--drain", "-1"), "--drain -1"),
+    (("--workers", "-1"), "--workers -1"), (("--latency-budget", "-2"), "--latency-budget -2"),
+    (("--drain", "-1"), "--drain -1"),
     (("--host", "256.0.0.1", "--port", "0"), "cannot listen"), (("x={file}", "x={file}"), "two models")])
 def test_wrong_options_are_refused(file: Path, words: tuple[str, ...], message: str,
                                    capsys: pytest.CaptureFixture[str]) -> None:
