@@ -47,7 +47,7 @@ def incoming(value: Any, name: str) -> Any:
                          do="pass a dense array in the memory of this machine") from None
 
 
-def takes_writes(value: Any, array: Array) -> bool:
+def takes_writes(value: Any, array: Any) -> bool:
     """Whether what is written into `array`, which `incoming` made of the value, is written into the value, as its
     owner allows."""
     if isinstance(value, np.ndarray):

@@ -115,14 +115,16 @@ class NumpyDriver:
                       {"strides_of": strides_of, "address_of": address_of})
 
     def __init__(self, threads: int = 0) -> None:
-        self.most = threads or len(os.sched_getaffinity(0))
+        count = threads or len(os.sched_getaffinity(0))
 
-    def threads(self) -> int:
-        """See `Driver`. One where a fork has lost the others: OpenMP would wait for them for ever."""
-        if _teams.lost:
-            return 1
-        _teams.made = _teams.made or self.most > 1
-        return self.most
+        def usable() -> int:
+            """One where a fork has lost the others: OpenMP would wait for them for ever."""
+            if _teams.lost:
+                return 1
+            _teams.made = _teams.made or count > 1
+            return count
+
+        self.threads = usable
 
     def inspect(self, value: Any) -> Argument | None:
         """See `Driver`."""
