@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,3 +202,9 @@ def test_ctrl_c_and_a_full_disk_end_a_command_without_a_traceback(error, code, w
     assert cli.main(["cache"]) == code
     told = capsys.readouterr().err
     assert words in told and "Traceback" not in told
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "anyshape", "cache", "--dir", str(tmp_path / "ü")],
+                          capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "\\xfc" in done.stdout, done.stderr

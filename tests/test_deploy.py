@@ -1,7 +1,9 @@
 """Deployment: a program is saved to one file, and runs from it without torch and without a compiler."""
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,52 @@ def test_results_are_of_the_callers_kind(model: Encoder, file: Path) -> None:
         frozen = x.numpy().copy()
         frozen.flags.writeable = False
         np.testing.assert_array_equal(run(frozen), by_numpy)
+
+
+def test_bf16_of_other_libraries_comes_in_and_goes_out(tmp_path: Path) -> None:
+    ml_dtypes, jax = pytest.importorskip("ml_dtypes"), pytest.importorskip("jax")
+    program = torch.export.export(Halves(), (torch.randn(3, 4).bfloat16(), 2.0), dynamic_shapes={
+        "x": {0: torch.export.Dim.DYNAMIC}, "scale": None})
+    x = np.arange(8).reshape(2, 4).astype(ml_dtypes.bfloat16)
+    with load(anyshape.save(anyshape.compile(program), tmp_path / "half.any"), trust_native=True) as run:
+        wanted = run(torch.from_numpy(x.astype(np.float32)).bfloat16(), 2.0)["half"].float().numpy()
+        for given in (x, x[:, ::-1][:, ::-1], jax.numpy.asarray(x)):
+            found = run(given, 2.0)["half"]
+            assert found.dtype == ml_dtypes.bfloat16 and isinstance(found, type(given))
+            np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
+
+
+def test_a_fork_of_a_process_that_has_computed_computes(file: Path) -> None:
+    assert alone("""
+        import os, sys, time
+        import numpy as np, anyshape
+        run = anyshape.load(sys.argv[1], trust_native=True, threads=2)
+        x = np.ones((16, 100), np.int64)
+        wanted = run(x)
+        child = os.fork()
+        if not child:
+            os._exit(0 if (run(x) == wanted).all() else 3)
+        until = time.monotonic() + 60
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, 9)
+        print(ended[0] == child and ended[1] == 0, (run(x) == wanted).all())
+        """, file).split() == ["True", "True"]
+
+
+def test_a_loaded_program_goes_to_other_processes(file: Path) -> None:
+    x = ids(3, 5).numpy()
+    with load(file, trust_native=True, threads=1) as run:
+        wanted = run(x)
+        stored = pickle.dumps(run)
+        with copy.deepcopy(run) as other:
+            np.testing.assert_array_equal(other(x), wanted)
+        np.testing.assert_array_equal(run(x), wanted)
+    with pickle.loads(stored) as again:
+        np.testing.assert_array_equal(again(x), wanted)
+    with pytest.raises(InputError, match="is closed"):
+        pickle.dumps(run)
 
 
 def test_what_does_not_fit_is_refused_and_the_next_call_runs(file: Path) -> None:
@@ -341,6 +389,44 @@ def test_the_commands(file: Path, data: Path, tmp_path: Path, capsys: pytest.Cap
     assert "nothing.npy is no array" in capsys.readouterr().err
 
 
+def test_the_command_run_says_what_is_wrong(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", ids(2, 5).numpy())
+    np.savez("several.npz", ids=np.ones((2, 5), np.int64), more=np.ones(3))
+    Path("empty.npy").touch()
+    Path("cut.npz").write_bytes(Path("several.npz").read_bytes()[:100])
+    Path("folder").mkdir()
+    command = ["run", str(file), "--trust-native"]
+    for words, wanted in (
+            ("empty.npy", "empty.npy is no array"), ("cut.npz", "cut.npz is no array"),
+            ("several.npz", "it holds several, by name: ids, more"),
+            ("wrong=x.npy", "no argument wrong; ids is missing"),
+            ("ids=x.npy --input ids=x.npy", "the argument ids is given twice"),
+            ("x.npy --output folder", "folder cannot be written\n  why:   Is a directory"),
+            ("x.npy --output none/y.npz", "none/y.npz cannot be written")):
+        assert main([*command, "--input", *words.split(" ")]) == 1
+        assert wanted in capsys.readouterr().err
+    assert main([*command, "--input", "x.npy", "--output", "y"]) == 0  # the very file that was named
+    assert {one.name for one in tmp_path.iterdir()} == {"cut.npz", "empty.npy", "folder", "several.npz", "x.npy", "y"}
+
+
+def test_nothing_is_left_where_a_file_could_not_be_written(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.any"
+    members = members_of(file)
+    container.write(path, members)
+    before = path.read_bytes()
+
+    for error in (OSError, KeyboardInterrupt):
+        def refuse(*_given: object, error: type[BaseException] = error) -> None:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(error):
+            patched.setattr("zipfile._ZipWriteFile.write", refuse)
+            container.write(path, members)
+        assert [one.name for one in tmp_path.iterdir()] == ["model.any"] and path.read_bytes() == before
+
+
 class Halves(nn.Module):
     """Results of several dtypes, nested; a size."""
 
@@ -399,6 +485,7 @@ class Counting(nn.Module):
 
 
 def test_what_cannot_be_written_to_is_not(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
     """Weights are mapped read only: writing into them would end the process."""
     free = {0: torch.export.Dim.DYNAMIC}
     example = (torch.ones(3, 4), torch.zeros(4))
@@ -415,6 +502,12 @@ def test_what_cannot_be_written_to_is_not(tmp_path: Path) -> None:
         total.flags.writeable = False
         with pytest.raises(InputError, match="cannot be written to"):
             run(np.ones((5, 4), np.float32), total)
+        for kept in (total.astype(">f4"), jax.numpy.asarray(total)):  # a copy is made of it; nobody may write to it
+            with pytest.raises(InputError, match="cannot be written to"):
+                run(np.ones((5, 4), np.float32), kept)
+        apart = np.zeros(17, np.uint8)[1:].view(np.float32)  # not aligned
+        run(np.ones((5, 4), np.float32), apart)
+        np.testing.assert_array_equal(apart, 5)
     np.testing.assert_array_equal(total, 5)
     members = members_of(path)  # a file of a stranger, in which the argument is a weight
     head = json.loads(members["format.json"])

@@ -139,6 +139,7 @@ BAD = {
     "an infinite number": changed(data=b"[1e999, 0]"), "NaN": changed(data=b"[NaN, 0]"),
     "Infinity": changed(data=b"[-Infinity, 0]"), "an output without a name of text": GOOD | {"outputs": [{"name": []}]},
     "an output twice": GOOD | {"outputs": [{"name": "x"}, {"name": "x"}]},
+    "an extension that is not there": GOOD | {"outputs": [{"name": "x", "parameters": {"classification": 2}}]},
     "a number beyond i32": {"inputs": [GOOD["inputs"][0], GOOD["inputs"][1] | {"data": 2**31}]},
     "bytes of nobody": json.dumps(GOOD).encode() + b" x",
 }
@@ -343,6 +344,15 @@ def test_bodies_that_come_in_pieces_late_or_compressed() -> None:
         assert status(head + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}") == b"HTTP/1.1 415"
         assert status(head + b"Content-Length: 2\r\nInference-Header-Content-Length: x\r\n\r\n{}") == b"HTTP/1.1 400"
         assert status(b"rubbish\r\n\r\n")[9:12] == b"400"
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+            plain.sendall(head + b"Content-Length: 50\r\n\r\n{")  # and leaves
+        client = Client(port)
+        until = time.monotonic() + 20
+        while 'requests_left_total{model="double"} 1.0' not in (said := client.send("GET", "/metrics")[1].decode()):
+            assert time.monotonic() < until, said
+            time.sleep(0.01)
+        assert 'status="500"' not in said
+        client.close()
 
 
 def ended(plain: socket.socket) -> bytes:
@@ -604,6 +614,9 @@ def test_the_command_needs_no_torch_and_ends_at_sigterm(file: Path, model: Serve
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--port", "0", "--limit", "much"), "--limit"), (("--rows", "0"), "--rows 0"),
+    (("--port", "65536"), "--port 65536"), (("--patience", "nan"), "--patience nan"),
+    (("--workers", "-1"), "--workers -1"), (("--latency-budget", "-2"), "--latency-budget -2"),
+    (("--drain", "-1"), "--drain -1"),
     (("--host", "256.0.0.1", "--port", "0"), "cannot listen"), (("x={file}", "x={file}"), "two models")])
 def test_wrong_options_are_refused(file: Path, words: tuple[str, ...], message: str,
                                    capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from anyshape.base.errors import InputError
 
 Array = np.ndarray[Any, Any]
+BF16 = "bfloat16"  # the dtype's name in ml_dtypes, which makes arrays of numpy of it; here they are bits of uint16
 
 
 def incoming(value: Any, name: str) -> Any:
@@ -20,6 +21,8 @@ def incoming(value: Any, name: str) -> Any:
         InputError: it is no array, or lies on a device.
     """
     if isinstance(value, np.ndarray):
+        if value.dtype.name == BF16:
+            return value.view(np.uint16)
         return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, (bool, int, float)):
         return value
@@ -36,10 +39,20 @@ def incoming(value: Any, name: str) -> Any:
                 return np.from_dlpack(value.view(torch.int16)).view(np.uint16)
             if value.dtype is torch.bool:
                 return np.from_dlpack(value.view(torch.uint8)).view(np.bool_)
+        elif getattr(getattr(value, "dtype", None), "name", "") == BF16:  # numpy's DLPack does not know it
+            return np.asarray(value).view(np.uint16)
         return np.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise InputError(f"{name} cannot be read", why=f"{type(value).__name__}: {str(error)[:200]}",
                          do="pass a dense array in the memory of this machine") from None
+
+
+def takes_writes(value: Any, array: Any) -> bool:
+    """Whether what is written into `array`, which `incoming` made of the value, is written into the value, as its
+    owner allows."""
+    if isinstance(value, np.ndarray):
+        return value.flags.writeable and value.dtype.isnative
+    return _torch_of(value) is not None or array.flags.writeable
 
 
 def outgoing(values: list[Any]) -> Callable[[Array, str], Any]:
@@ -53,8 +66,9 @@ def outgoing(values: list[Any]) -> Callable[[Array, str], Any]:
             return lambda array, dtype: _as_torch(torch, array, dtype)
         space = getattr(value, "__array_namespace__", None)
         if space is not None and hasattr(value, "__dlpack__"):
-            make = space().from_dlpack
-            return lambda array, dtype: make(array)
+            own = space()
+            return lambda array, dtype: own.asarray(_as_numpy(array, dtype)) if dtype == "bf16" else \
+                own.from_dlpack(array)
     return _as_numpy
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from anyshape.base.errors import ArtifactError
+from anyshape.base.files import replacing
 
 ALIGNMENT = 64
 TEXTS = ("format.json", "graph.txt", "kernels.txt", "plan.txt")
@@ -36,8 +37,7 @@ def refused(where: str, why: str, do: str = "use the file as anyshape.save wrote
 
 def write(path: Path, members: Mapping[str, bytes]) -> None:
     """Writes the members, in their order; the file is there whole, or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as container:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as container:
         for name, data in members.items():
             assert container.fp is not None
             info = zipfile.ZipInfo(name)  # the date stays what it is: equal programs are equal files
@@ -48,7 +48,6 @@ def write(path: Path, members: Mapping[str, bytes]) -> None:
             info.extra = struct.pack("<2H", _PADDING, room) + bytes(room)
             with container.open(info, "w", force_zip64=bool(large)) as member:
                 member.write(data)
-    partial.replace(path)
 
 
 class Container:

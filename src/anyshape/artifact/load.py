@@ -71,7 +71,7 @@ def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify:
         weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
         driver = NumpyDriver(threads)
         target, plan, kernels = _trusted(container, threads) if trust_native else _compiled(container, head, threads)
-        return LoadedModel(container, head, target, plan, kernels, weights, driver)
+        return LoadedModel(container, head, target, plan, kernels, weights, driver, (trust_native, threads, verify))
     except BaseException:
         container.close()
         raise
@@ -165,8 +165,10 @@ class LoadedModel:
     """
 
     def __init__(self, container: Container, head: Head, target: Any, plan: Plan, kernels: Sequence[LoadedKernel],
-                 weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver) -> None:
+                 weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver,
+                 options: tuple[bool, int, bool]) -> None:
         where = str(container.path)
+        self.options = options  # of `load`, beside the path
         check(plan, where, {position for position, _ in head.weights})
         self.path, self.signature, self.made_with = container.path, head.signature, head.made_with
         self.plan = plan
@@ -177,8 +179,9 @@ class LoadedModel:
         self.fixed = [(number, one.value) for number, one, _ in self.inputs if one.kind == "fixed"]
         self.closed = frozenset(number for number, _ in self.fixed)
         written = written_inputs(plan)
-        self.written = [number for number, one, _ in self.inputs if one.position in written]
         self.order = _order(plan, self.signature, bound, where)
+        self.written = [place for place, number in enumerate(self.order)
+                        if self.signature.inputs[number].position in written]
         self.kinds = {number: kind.dtype if isinstance(kind, TensorType) else "" for number, _, kind in self.inputs}
         self.dtypes = [entry.type.dtype if isinstance(entry, Window) else "" for entry in plan.outputs]
         if most_leaf(self.signature.results) >= len(plan.outputs):
@@ -233,12 +236,14 @@ class LoadedModel:
             if flat[number] != value or type(flat[number]) is not type(value):
                 raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
                                  why=f"the program was made for {value!r}")
-        for number in self.written:
-            if isinstance(flat[number], np.ndarray) and not flat[number].flags.writeable:
+        given = [0 if number in self.closed else arrays.incoming(flat[number], self.names[number])
+                 for number in self.order]
+        for place in self.written:
+            number = self.order[place]
+            if isinstance(given[place], np.ndarray) and not arrays.takes_writes(flat[number], given[place]):
                 raise InputError(f"{self.names[number]} cannot be written to", do="pass a copy of it",
                                  why="the program writes into it, as the module does that was saved")
-        return [0 if number in self.closed else arrays.incoming(flat[number], self.names[number])
-                for number in self.order]
+        return given
 
     def describe(self) -> str:
         """What a call takes, a line an argument, with sizes by name and their ranges."""
@@ -264,6 +269,11 @@ class LoadedModel:
             del program
             gc.collect()  # generated code and what it learns of arguments know each other
             self.container.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For processes that are spawned, and for copies: the file is loaded again."""
+        self._open()
+        return load, (self.path.absolute(), *self.options)
 
     def __enter__(self) -> LoadedModel:
         return self

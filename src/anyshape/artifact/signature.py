@@ -68,6 +68,12 @@ class Signature:
         keys = [key for key, _ in self.kwargs[1]]
         while len(given) > len(self.args[1]) and keys and keys[0] not in rest:
             rest[keys.pop(0)] = given.pop(len(self.args[1]))
+        strange = [key for key in rest if key not in dict(self.kwargs[1])]
+        missing = [self.inputs[item].name for item in self.args[1][len(given):] if isinstance(item, int)]
+        if strange or missing:
+            parts = [f"it has no argument {', '.join(strange)[:200]}"] * bool(strange) \
+                + [f"{', '.join(missing)[:200]} {'is' if len(missing) == 1 else 'are'} missing"] * bool(missing)
+            raise InputError("the arguments are not those of the program", why="; ".join(parts), do=_advice(self))
         return given, rest
 
     def nested(self, outputs: Sequence[Any]) -> Any:

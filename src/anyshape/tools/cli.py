@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import time
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `anyshape ...`; returns the exit code: 0 done, 1 failed with a message, 2 wrong arguments, 130
     interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be what the terminal cannot show
     name = next((word for word in given if word in COMMANDS), "")
     parser = argparse.ArgumentParser("anyshape", description="A compiler and runtime for PyTorch programs whose shapes "
                                                              "change from call to call.",

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from anyshape.artifact.load import load
 from anyshape.base.errors import InputError, OutputError
+from anyshape.base.files import replacing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +31,8 @@ def main(arguments: argparse.Namespace) -> int:
         named: dict[str, Any] = {}
         for word in arguments.input:
             name, sign, path = word.rpartition("=")
+            if name in named:
+                raise InputError(f"the argument {name} is given twice", why=f"one is {path}", do="leave one out")
             if sign:
                 named[name] = _read(path)
             else:
@@ -37,9 +41,10 @@ def main(arguments: argparse.Namespace) -> int:
         results = [(name, outputs[leaf]) for name, leaf in model.signature.result_names()]
         if arguments.output:
             try:
-                np.savez(arguments.output, **dict(results))
+                with replacing(Path(arguments.output)) as file:
+                    np.savez(file, **dict(results))
             except OSError as error:
-                raise OutputError(f"{arguments.output} cannot be written", why=str(error),
+                raise OutputError(f"{arguments.output} cannot be written", why=error.strerror or str(error),
                                   do="name another file") from error
         for name, value in results:
             shown = "" if arguments.output else f"\n{value}"
@@ -49,6 +54,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _read(path: str) -> Any:
     try:
-        return np.load(Path(path), allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no array", why=str(error), do="write it with numpy.save") from error
+        array = np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False)  # what is read may be a pipe
+    except Exception as error:  # the border to a file of anybody's
+        raise InputError(f"{path} is no array", why=getattr(error, "strerror", None) or str(error),
+                         do="write it with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} is no array", why=f"it holds several, by name: {', '.join(array)[:200]}",
+                         do="write each with numpy.save, and pass NAME=FILE.npy for each")
+    return array

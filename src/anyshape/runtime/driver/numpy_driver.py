@@ -84,6 +84,22 @@ def empty_strided(sizes: Sizes, strides: Sizes, dtype: np.dtype[Any]) -> np.ndar
     return np.ndarray(sizes, dtype, np.empty(span, dtype), 0, tuple([step * dtype.itemsize for step in strides]))
 
 
+class Teams:
+    """Whether calls of this process may have had threads of OpenMP (made), and whether it was forked from such a
+    process (lost)."""
+
+    def __init__(self) -> None:
+        self.made = self.lost = False
+
+    def forked(self) -> None:
+        """In the child of a fork, which has one thread."""
+        self.lost = self.lost or self.made
+
+
+_teams = Teams()
+os.register_at_fork(after_in_child=_teams.forked)
+
+
 class NumpyDriver:
     """See `HostDriver`.
 
@@ -100,7 +116,15 @@ class NumpyDriver:
 
     def __init__(self, threads: int = 0) -> None:
         count = threads or len(os.sched_getaffinity(0))
-        self.threads = lambda: count
+
+        def usable() -> int:
+            """One where a fork has lost the others: OpenMP would wait for them for ever."""
+            if _teams.lost:
+                return 1
+            _teams.made = _teams.made or count > 1
+            return count
+
+        self.threads = usable
 
     def inspect(self, value: Any) -> Argument | None:
         """See `HostDriver`."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -100,7 +100,7 @@ class Infer:
                 response = await self.answer(request, model_of(self.models, request), held)
             except AnyShapeError as error:
                 response = failure(error)
-            except (ClientLeft, ConnectionError):
+            except (ClientLeft, ClientDisconnect, ConnectionError):
                 self.metrics.left.labels(label).inc()
                 return
             except Exception as error:  # the border to a stranger's request

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from anyshape.tools.serve.app import Settings
 
 BACKLOG = 2048  # connections that wait to be accepted
+# least and most of each option that is a number
+NUMBERS = {"port": (0, 65535), "workers": (0, 1024), "threads": (1, 1024), "rows": (1, 1 << 20),
+           "latency_budget": (0, 10 ** 6), "patience": (0.001, 10 ** 6), "drain": (0, 10 ** 6)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command until it is asked to end."""
     from anyshape.tools.serve.app import Settings
-    for name in ("threads", "rows"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} {getattr(arguments, name)}", why="it is below 1", do="pass a number from 1")
+    for name, (least, most) in NUMBERS.items():
+        value = getattr(arguments, name)
+        if not least <= value <= most:  # so is what is no number
+            raise ConfigError(f"--{name.replace('_', '-')} {value}", why=f"it is not within {least} and {most}",
+                              do=f"pass a number from {least} to {most}")
     cores = len(os.sched_getaffinity(0))
     settings = Settings(arguments.workers or max(1, cores // arguments.threads), arguments.rows,
                         arguments.latency_budget / 1e3, arguments.patience, arguments.patience,

@@ -27,6 +27,8 @@ DATATYPES = {"bool": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u
              "f64": "FP64"}
 HEADER = "inference-header-content-length"
 MOST_DIMS = 64
+# parameters of Triton's extensions that change what is read or answered, so that they are not passed over
+NOT_HERE = {"classification", "shared_memory_region", "sequence_id"}
 DO = "see the model's metadata at /v2/models/NAME"
 
 
@@ -144,6 +146,8 @@ def _parameters(one: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = one.get("parameters", {})
     if not isinstance(found, dict):
         raise _refused(f"the parameters of {name[:80]} are no object", str(found)[:80])
+    for unknown in NOT_HERE & found.keys():
+        raise _refused(f"{name[:80]} has the parameter {unknown}", "the server has no such extension", "leave it out")
     return found
 
 
