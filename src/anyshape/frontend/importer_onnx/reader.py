@@ -55,7 +55,7 @@ class Reader:
         if not OLDEST <= version <= NEWEST:
             raise Unsupported(f"the model has operator set {version}", where="the ONNX model",
                               why=f"sets {OLDEST} to {NEWEST} are known", do="export it with another opset_version")
-        self.functions = {(_domain(one.domain), one.name): one for one in proto.functions}
+        self.functions = {(_domain(one.domain), one.name, one.overload): one for one in proto.functions}
         self.graph = self._graph(proto.graph, 0, {})
 
     def _proto(self, source: Any) -> Any:
@@ -242,7 +242,7 @@ class Reader:
         Args:
             types: of its inputs, some bodies depend on them.
         """
-        own = self.functions.get((node.domain, node.op))
+        own = self.functions.get((node.domain, node.op, node.source.overload if node.source is not None else ""))
         if own is not None:
             return self._function(own, node)
         try:
