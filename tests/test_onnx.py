@@ -383,3 +383,17 @@ def test_numbers_as_text_are_written_as_onnxruntime_writes_them():
     x = np.array([1, 1 / 3, 1e20, 123456789, -0.0, 1e-5, np.inf, -np.inf, np.nan], np.float32)
     wanted = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})[0]
     assert anyshape.compile_onnx(made)(x).tolist() == wanted.tolist()
+
+
+def test_a_resize_to_the_same_size_does_not_give_memory_that_is_used_again():
+    node = helper.make_node
+    made = model([node("Transpose", ["x"], ["a"], perm=[1, 0, 2, 3]), node("Transpose", ["z"], ["c"], perm=[1, 0, 2, 3]),
+                  node("Resize", ["a", "", "", "to"], ["ra"], mode="linear"),
+                  node("Resize", ["c", "", "", "to"], ["rc"], mode="linear"), node("Concat", ["ra", "rc"], ["y"], axis=1),
+                  node("Conv", ["y", "w"], ["q"])],
+                 {"x": ["c", "b", "h", "w"], "z": ["c", "b", "h", "w"], "to": [4]}, ["ra", "q"],
+                 {"w": np.ones((1, 4, 1, 1), np.float32)}, kinds={"to": INT64})
+    compiled = anyshape.compile_onnx(made)
+    draw = np.random.default_rng(0)
+    for to in ((3, 2, 8, 8), (3, 2, 8, 11)):
+        same(made, compiled, {name: draw.random((2, 3, 8, 8), np.float32) for name in "xz"} | {"to": np.array(to)})
