@@ -387,9 +387,11 @@ def test_numbers_as_text_are_written_as_onnxruntime_writes_them():
 
 def test_a_resize_to_the_same_size_does_not_give_memory_that_is_used_again():
     node = helper.make_node
-    made = model([node("Transpose", ["x"], ["a"], perm=[1, 0, 2, 3]), node("Transpose", ["z"], ["c"], perm=[1, 0, 2, 3]),
+    made = model([node("Transpose", ["x"], ["a"], perm=[1, 0, 2, 3]),
+                  node("Transpose", ["z"], ["c"], perm=[1, 0, 2, 3]),
                   node("Resize", ["a", "", "", "to"], ["ra"], mode="linear"),
-                  node("Resize", ["c", "", "", "to"], ["rc"], mode="linear"), node("Concat", ["ra", "rc"], ["y"], axis=1),
+                  node("Resize", ["c", "", "", "to"], ["rc"], mode="linear"),
+                  node("Concat", ["ra", "rc"], ["y"], axis=1),
                   node("Conv", ["y", "w"], ["q"])],
                  {"x": ["c", "b", "h", "w"], "z": ["c", "b", "h", "w"], "to": [4]}, ["ra", "q"],
                  {"w": np.ones((1, 4, 1, 1), np.float32)}, kinds={"to": INT64})

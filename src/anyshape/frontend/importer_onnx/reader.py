@@ -17,7 +17,15 @@ import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by
-from anyshape.frontend.importer_onnx.model import ELEMENT_OF, ELEMENTS, OnnxFunction, OnnxGraph, OnnxNode, OnnxValue
+from anyshape.frontend.importer_onnx.model import (
+    ELEMENT_OF,
+    ELEMENTS,
+    MICROSOFT,
+    OnnxFunction,
+    OnnxGraph,
+    OnnxNode,
+    OnnxValue,
+)
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
 with needed_by("anyshape.compile_onnx"):
@@ -143,6 +151,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
+        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes that older operator sets lack
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 

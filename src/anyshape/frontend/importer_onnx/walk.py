@@ -27,6 +27,7 @@ from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer_onnx import (
+    attention,
     fold,
     index,
     matmul,
@@ -66,7 +67,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent,
+TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent,
           quantized_recurrent, signal)
 FOLDS = fold.FOLDS
 
