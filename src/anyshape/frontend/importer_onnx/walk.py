@@ -34,7 +34,6 @@ from anyshape.frontend.importer_onnx import (
     pointwise,
     qdq,
     quantize,
-    quantized_recurrent,
     recurrent,
     reduce,
     shape,
@@ -67,8 +66,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent,
-          quantized_recurrent, signal)
+TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
