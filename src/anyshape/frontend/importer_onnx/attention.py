@@ -25,7 +25,8 @@ HIDDEN = -3.4028234663852886e38  # the least f32: what comes later
 def _heads(c: Call, x: Value, heads: int) -> Value:
     """[b, s, heads * d]  -->  [b, heads, s, d]"""
     b, s, width = x.tensor.shape
-    return c.t.permute(c.t.reshape(x, (b, s, heads, floordiv(width, heads))), (0, 2, 1, 3))  # type: ignore[no-any-return]
+    split = c.t.reshape(x, (b, s, heads, floordiv(width, heads)))
+    return c.t.permute(split, (0, 2, 1, 3))  # type: ignore[no-any-return]
 
 
 def _joined(c: Call, x: Value) -> Value:
@@ -63,7 +64,8 @@ def _hides(c: Call, seen: Value, by: float) -> Value:
 
 
 def _places(c: Call, count: Size, rank: int, dim: int) -> Value:
-    return c.t.reshape(c.t.iota(count), tuple(count if d == dim else 1 for d in range(rank)))  # type: ignore[no-any-return]
+    shape = tuple(count if d == dim else 1 for d in range(rank))
+    return c.t.reshape(c.t.iota(count), shape)  # type: ignore[no-any-return]
 
 
 def _causal(c: Call, rows: Size, keys: Size) -> Value:

@@ -149,8 +149,8 @@ def _ordered(c: Call, place: int, x: Value, direction: int, first: int = 0) -> V
 
 
 # ---- onnxruntime's quantised LSTM: weights are whole numbers [directions, inputs, 4*hidden] with scales per direction,
-# or per column of one; what they are multiplied with is quantised in each call, the operand as a whole, the state at each
-# time. The routine does constant weights without a zero point; all else is a step with a loop over time
+# or per column of one; what they are multiplied with is quantised in each call, the operand as a whole, the state at
+# each time. The routine does constant weights without a zero point; all else is a step with a loop over time
 
 W, R, BIAS, LENGTHS, H, C, PEEPHOLE, W_SCALE, W_ZERO, R_SCALE, R_ZERO = range(1, 12)  # places of operands
 GATES = CELLS["lstm"]
