@@ -325,3 +325,80 @@ def test_weights_that_a_model_cuts_and_joins_are_made_once():
     same(made, compiled, {"x": draw.standard_normal((5, 96)).astype(np.float32)}, 1e-4)
     (program,) = compiled.compilation.programs
     assert len(program.executable.plan.steps) == 1
+
+
+def test_names_that_look_alike_are_names_of_their_own():
+    made = model([helper.make_node("Sub", ["é.b", "é_b"], ["t"]), helper.make_node("MatMul", ["t", "n_1"], ["y"])],
+                 {"é.b": ["n.1", 3], "é_b": ["n_1", 3], "n_1": [3, 2]}, ["y"])
+    compiled = anyshape.compile_onnx(made)
+    draw = np.random.default_rng(0)
+    for first, second in ((3, 3), (5, 1), (1, 4)):
+        feed = {"é.b": draw.random((first, 3), np.float32), "é_b": draw.random((second, 3), np.float32),
+                "n_1": draw.random((3, 2), np.float32)}
+        same(made, compiled, feed)
+
+
+def test_a_file_of_names_that_look_alike_is_read_back(tmp_path):
+    made = model([helper.make_node("Add", ["é", "n"], ["a b"])], {"é": ["n", "é"], "n": ["n", "é"]}, ["a b"])
+    compiled = anyshape.compile_onnx(made)
+    anyshape.save(compiled, tmp_path / "model.any")
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(anyshape.load(tmp_path / "model.any")(x, x), compiled(x, x))
+
+
+def test_functions_of_one_name_are_told_by_their_overload():
+    def act(op: str, overload: str) -> Any:
+        return helper.make_function("own", "Act", ["a"], ["c"], [helper.make_node(op, ["a"], ["c"])],
+                                    [helper.make_opsetid("", 18)], overload=overload)
+    nodes = [helper.make_node("Act", ["x"], ["t"], domain="own", overload="one"),
+             helper.make_node("Act", ["t"], ["y"], domain="own", overload="two")]
+    made = model(nodes, {"x": ["n"]}, ["y"], functions=[act("Relu", "one"), act("Neg", "two")])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    same(made, anyshape.compile_onnx(made), {"x": np.array([1, -2, 3], np.float32)})
+
+
+def test_what_a_loop_without_a_turn_gathers_has_the_declared_type():
+    flag, value = helper.make_tensor_value_info("go", BOOL, []), helper.make_tensor_value_info
+    body = helper.make_graph([helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["i"], ["o"]),
+                              helper.make_node("Identity", ["x"], ["p"])], "body", [value("i", INT64, []), flag],
+                             [value("on", BOOL, []), value("o", INT64, []), value("p", FLOAT, ["k", 3])])
+    made = model([helper.make_node("Loop", ["n", ""], ["f", "g"], body=body)], {"n": [], "x": ["k", 3]}, ["f", "g"],
+                 kinds={"n": INT64, "f": INT64})
+    compiled = anyshape.compile_onnx(made)
+    for turns in (0, 2):
+        same(made, compiled, {"n": np.array(turns), "x": np.ones((2, 3), np.float32)})
+
+
+def test_more_elements_than_there_are_and_text_are_refused_in_words():
+    top = anyshape.compile_onnx(model([helper.make_node("TopK", ["x", "k"], ["v", "i"])], {"x": ["n"], "k": [1]},
+                                      ["v", "i"], kinds={"k": INT64, "i": INT64}))
+    with pytest.raises(AnyShapeError):
+        top(np.ones(3, np.float32), np.array([4]))
+    text = anyshape.compile_onnx(model([helper.make_node("Reshape", ["x", "to"], ["y"])], {"x": ["n"]}, ["y"],
+                                       {"to": np.array([1, -1])}, kinds={"x": TensorProto.STRING}))
+    with pytest.raises(Unsupported, match="text"):
+        text(np.array(["a", "b"], object))
+
+
+def test_numbers_as_text_are_written_as_onnxruntime_writes_them():
+    made = model([helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)], {"x": ["n"]}, ["y"],
+                 kinds={"y": TensorProto.STRING})
+    x = np.array([1, 1 / 3, 1e20, 123456789, -0.0, 1e-5, np.inf, -np.inf, np.nan], np.float32)
+    wanted = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})[0]
+    assert anyshape.compile_onnx(made)(x).tolist() == wanted.tolist()
+
+
+def test_a_resize_to_the_same_size_does_not_give_memory_that_is_used_again():
+    node = helper.make_node
+    made = model([node("Transpose", ["x"], ["a"], perm=[1, 0, 2, 3]),
+                  node("Transpose", ["z"], ["c"], perm=[1, 0, 2, 3]),
+                  node("Resize", ["a", "", "", "to"], ["ra"], mode="linear"),
+                  node("Resize", ["c", "", "", "to"], ["rc"], mode="linear"),
+                  node("Concat", ["ra", "rc"], ["y"], axis=1),
+                  node("Conv", ["y", "w"], ["q"])],
+                 {"x": ["c", "b", "h", "w"], "z": ["c", "b", "h", "w"], "to": [4]}, ["ra", "q"],
+                 {"w": np.ones((1, 4, 1, 1), np.float32)}, kinds={"to": INT64})
+    compiled = anyshape.compile_onnx(made)
+    draw = np.random.default_rng(0)
+    for to in ((3, 2, 8, 8), (3, 2, 8, 11)):
+        same(made, compiled, {name: draw.random((2, 3, 8, 8), np.float32) for name in "xz"} | {"to": np.array(to)})

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, effect_of
 from anyshape.ir.op import OPS
-from anyshape.ir.types import TensorType, ValueType
+from anyshape.ir.types import SizeType, TensorType, ValueType
 from anyshape.sym.facts import Facts
 
 
@@ -16,7 +16,7 @@ class Builder:
         self.inputs: list[Value] = []
         self.nodes: list[Node] = []
         self.where = ""
-        self._names: set[str] = set()
+        self._names = {name for name, _, _ in self.facts.ranges}  # a tensor is not named as a size is
         self._next: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
@@ -34,6 +34,8 @@ class Builder:
 
     def input(self, name: str, type: ValueType) -> Value:
         """Declare the next input."""
+        if isinstance(type, SizeType):
+            self._names.discard(name)
         value = Value(self.fresh(name), type)
         self.inputs.append(value)
         return value

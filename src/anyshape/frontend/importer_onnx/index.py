@@ -125,6 +125,9 @@ def one_hot(c: Call) -> Any:
 def top_k(c: Call) -> Any:
     x, axis = c.value(0), c.axis(-1)
     count = c.sizes(1)[0] if c.has(1) else c.attr("k")
+    if isinstance(spare := x.tensor.shape[axis] - count, int) and spare < 0:
+        raise Decline(f"{count} of {x.tensor.shape[axis]} elements")
+    c.assume(spare)
     shape = tuple(count if d == axis else n for d, n in enumerate(x.tensor.shape))
     kinds = (TensorType(x.tensor.dtype, shape), TensorType("i64", shape))
     return c.extern("onnx.topk", x, count, axis, bool(c.attr("largest", 1)), types=kinds)

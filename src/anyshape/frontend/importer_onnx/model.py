@@ -19,6 +19,9 @@ ELEMENTS: dict[int, str] = {
 }  # fmt: skip
 ELEMENT_OF: dict[str, int] = {name: number for number, name in ELEMENTS.items()}
 
+MICROSOFT = "com.microsoft"  # the domain of onnxruntime's own operators
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxValue:
     """An input or output of a graph. dtype: "" where it is not a tensor, or unknown. shape: numbers, names of sizes, or

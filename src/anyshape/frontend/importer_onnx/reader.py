@@ -17,7 +17,15 @@ import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by
-from anyshape.frontend.importer_onnx.model import ELEMENT_OF, ELEMENTS, OnnxFunction, OnnxGraph, OnnxNode, OnnxValue
+from anyshape.frontend.importer_onnx.model import (
+    ELEMENT_OF,
+    ELEMENTS,
+    MICROSOFT,
+    OnnxFunction,
+    OnnxGraph,
+    OnnxNode,
+    OnnxValue,
+)
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
 with needed_by("anyshape.compile_onnx"):
@@ -55,7 +63,7 @@ class Reader:
         if not OLDEST <= version <= NEWEST:
             raise Unsupported(f"the model has operator set {version}", where="the ONNX model",
                               why=f"sets {OLDEST} to {NEWEST} are known", do="export it with another opset_version")
-        self.functions = {(_domain(one.domain), one.name): one for one in proto.functions}
+        self.functions = {(_domain(one.domain), one.name, one.overload): one for one in proto.functions}
         self.graph = self._graph(proto.graph, 0, {})
 
     def _proto(self, source: Any) -> Any:
@@ -143,6 +151,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
+        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes that older operator sets lack
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 
@@ -242,7 +252,7 @@ class Reader:
         Args:
             types: of its inputs, some bodies depend on them.
         """
-        own = self.functions.get((node.domain, node.op))
+        own = self.functions.get((node.domain, node.op, node.source.overload if node.source is not None else ""))
         if own is not None:
             return self._function(own, node)
         try:

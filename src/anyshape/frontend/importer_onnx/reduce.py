@@ -199,14 +199,16 @@ def instance_norm(c: Call) -> Any:
 
 @translates("LayerNormalization")
 def layer_norm(c: Call) -> Any:
-    return _layer_norm(c, c.value(0), c.value(1), c.value(2) if c.has(2) else None, c.axis(-1))
+    return layer_norm_of(c, c.value(0), c.value(1), c.value(2) if c.has(2) else None, c.axis(-1))
 
 
-def _layer_norm(c: Call, x: Value, scale: Value, bias: Value | None, axis: int) -> tuple[Any, ...]:
+def layer_norm_of(c: Call, x: Value, scale: Value, bias: Value | None, axis: int,
+                  epsilon: float = 1e-5) -> tuple[Any, ...]:
+    """The norm over the dims from an axis on, with its mean and factor. epsilon: where the node has none."""
     kind = wide(x.tensor.dtype)
     y = c.t.cast(x, kind)
     spread, middle = variance(c.t, y, tuple(range(axis, x.tensor.rank)), 0, True)
-    factor = c.op("rsqrt", c.op("add", spread, float(c.attr("epsilon", 1e-5))))
+    factor = c.op("rsqrt", c.op("add", spread, float(c.attr("epsilon", epsilon))))
     out = c.t.pointwise("mul", c.op("mul", c.op("sub", y, middle), factor), scale, dtype=kind)
     if bias is not None:
         out = c.t.pointwise("add", out, bias, dtype=kind)
@@ -214,11 +216,11 @@ def _layer_norm(c: Call, x: Value, scale: Value, bias: Value | None, axis: int) 
 
 
 @translates("SkipLayerNormalization", domain="com.microsoft")
-def skip_layer_norm(c: Call) -> Any:
+def skiplayer_norm_of(c: Call) -> Any:
     x = c.t.pointwise("add", c.value(0), c.value(1), dtype=c.dtype())
     if c.has(4):
         x = c.t.pointwise("add", x, c.value(4), dtype=c.dtype())
-    done = _layer_norm(c, x, c.value(2), c.value(3) if c.has(3) else None, x.tensor.rank - 1)
+    done = layer_norm_of(c, x, c.value(2), c.value(3) if c.has(3) else None, x.tensor.rank - 1)
     return (*done, x)
 
 

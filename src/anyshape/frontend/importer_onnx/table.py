@@ -15,6 +15,7 @@ import numpy as np
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.frontend.aten.table import Decline, Translator, is_float
 from anyshape.frontend.importer.untraced_extern import extern_call, translated
+from anyshape.frontend.importer_onnx.model import MICROSOFT as MICROSOFT
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Attr, Value
@@ -24,7 +25,6 @@ from anyshape.sym.expr import Expr, Size, symbols_of
 
 Row = Callable[["Call"], Any]
 ROWS: dict[tuple[str, str], Row] = {}
-MICROSOFT = "com.microsoft"
 
 
 def translates(*names: str, domain: str = "") -> Callable[[Row], Row]:

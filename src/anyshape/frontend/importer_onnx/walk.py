@@ -10,8 +10,9 @@ begins when those are there.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -26,13 +27,13 @@ from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer_onnx import (
+    attention,
     fold,
     index,
     matmul,
     pointwise,
     qdq,
     quantize,
-    quantized_recurrent,
     recurrent,
     reduce,
     shape,
@@ -65,8 +66,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent,
-          quantized_recurrent, signal)
+TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
@@ -134,7 +134,7 @@ class Imported:
 
 def clean(name: str) -> str:
     """The name as an identifier."""
-    text = re.sub(r"\W", "_", name) or "value"
+    text = re.sub(r"\W", "_", name, flags=re.ASCII) or "value"
     return text if text[:1].isalpha() or text[:1] == "_" else f"_{text}"
 
 
@@ -293,8 +293,10 @@ class Walk:
             self._branch(node, inputs[0])
         if node.op == "Identity" and isinstance(inputs[0], Opaque):
             return (inputs[0],)
-        if (node.op in HOST_ONLY and not node.domain) or any(isinstance(one, Opaque) for one in inputs):
+        if node.op in HOST_ONLY and not node.domain:
             raise _Host("it is decided when the call runs")
+        if any(isinstance(one, Opaque) for one in inputs):
+            raise _Host("an operand is text, a list, an optional value, or of a dtype that PyTorch lacks")
         why = "there is no translation of it"
         for attempt in (self._folded, self._translated):
             mark = len(self.builder.nodes), len(self.externs)
@@ -585,15 +587,39 @@ def imported(name: str, reader: Reader, target: Target, entries: Sequence[Entry]
     raise Unsupported("too many sizes have to be equal", where=name, why="256 were found", do="name the model's dims")
 
 
+def with_labels(inputs: Sequence[OnnxValue]) -> tuple[OnnxValue, ...]:
+    """The inputs with an identifier for each dim that is no number: one for every name, of which two may look alike
+    ("n.1", "n_1"), and one for each dim without a name."""
+    labels: dict[Any, str] = {}
+    for value in inputs:  # names first, which are kept as they are where that can be
+        for size in value.shape or ():
+            if isinstance(size, str) and size not in labels:
+                labels[size] = unlike(clean(size), labels.values())
+    made = []
+    for value in inputs:
+        shape = None if value.shape is None else tuple(
+            size if isinstance(size, int) else labels[size] if size is not None
+            else labels.setdefault((value.name, dim), unlike(f"{clean(value.name)}_{dim}", labels.values()))
+            for dim, size in enumerate(value.shape))
+        made.append(dataclasses.replace(value, shape=shape))
+    return tuple(made)
+
+
+def unlike(label: str, others: Collection[str]) -> str:
+    """The label, or one like it that is none of the others."""
+    return label if label not in others else next(
+        text for text in (f"{label}_{count}" for count in itertools.count(2)) if text not in others)
+
+
 def symbols(value: OnnxValue, taken: dict[str, str]) -> TensorType:
-    """The declared type of an input: named dims are symbols of that name, others of the input's."""
+    """The declared type of an input: dims with labels are symbols of that name, others of the input's."""
     assert value.shape is not None
     shape: list[Size] = []
     for dim, size in enumerate(value.shape):
         if isinstance(size, int):
             shape.append(size)
             continue
-        label = clean(size) if size else f"{clean(value.name)}_{dim}"
+        label = size or unlike(f"{clean(value.name)}_{dim}", taken)
         taken.setdefault(label, f"dim {dim} of {value.name}")
         shape.append(symbol(label))
     return TensorType(value.dtype, tuple(shape))

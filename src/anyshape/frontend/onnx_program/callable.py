@@ -16,6 +16,7 @@ from anyshape.frontend.diagnostics.memory import memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer_onnx.model import OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
+from anyshape.frontend.importer_onnx.walk import with_labels
 from anyshape.frontend.onnx_program.stage import Shared, Stage, Values, Variant
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.deployable_program import deployable_program
@@ -49,7 +50,7 @@ class OnnxCallable:
         self.outputs: tuple[OnnxValue, ...] = graph.outputs
         self.compilation = Compilation(config, compile_program)
         self.compilation.tracing = (name, "", "onnx")
-        shared = Shared(reader, self.compilation, name, {one.name: one for one in graph.inputs})
+        shared = Shared(reader, self.compilation, name, {one.name: one for one in with_labels(graph.inputs)})
         names = [one.name for one in graph.outputs]
         self.stage = Stage(shared, [one.name for one in graph.inputs], graph.nodes, names, graph.constants)
         self.ahead = self.stage.prepare()

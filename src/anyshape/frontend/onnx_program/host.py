@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from anyshape.base.errors import AnyShapeError, DataError, InputError, Unsupported
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, captured
-from anyshape.frontend.onnx_program.host_ops import HOST
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured
+from anyshape.frontend.onnx_program.host_ops import HOST, back
 from anyshape.frontend.onnx_program.known_types import Kinds, captured_types
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
 MOST_STEPS = 1 << 31  # of a loop
 
@@ -91,7 +93,8 @@ def _loop(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodi
         rows.append(results[1 + len(state):])
         count += 1
     scans = len(node.outputs) - len(state)
-    stacked = [torch.stack([row[place] for row in rows]) if rows else torch.zeros(0) for place in range(scans)]
+    stacked = [torch.stack([row[place] for row in rows]) if rows else _no_rows(graph.outputs[1 + len(state) + place])
+               for place in range(scans)]
     return [*state, *stacked]
 
 
@@ -132,8 +135,16 @@ def _scanned(node: OnnxNode, graph: OnnxGraph, state: list[Any], given: list[Any
     for place in range(outputs):
         column = [row[place] for row in rows]
         column = column[::-1] if out_back[place] else column
-        found.append(torch.stack(column, out_axes[place]) if column else torch.zeros(0))
+        found.append(torch.stack(column, out_axes[place]) if column
+                     else _no_rows(graph.outputs[len(state) + place], out_axes[place]))
     return [*state, *found]
+
+
+def _no_rows(one: OnnxValue, axis: int = 0) -> Any:
+    """What no turn of a body gives of an output: of its declared type, where dims without a number are 0."""
+    shape = [size if isinstance(size, int) else 0 for size in one.shape or ()]
+    shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, 0)
+    return back(np.zeros(shape, numpy_dtype(one.dtype or "f32")))
 
 
 def _sequence_map(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:

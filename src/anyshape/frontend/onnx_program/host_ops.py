@@ -112,7 +112,7 @@ def _cast(x: np.ndarray, dtype: str, saturate: bool = True, round_mode: str = "u
     keep their lowest bits."""
     kind = numpy_dtype(dtype)
     if dtype == "string":
-        return np.array([str(item) for item in x.reshape(-1)], object).reshape(x.shape)
+        return np.array([_text(item) for item in x.reshape(-1)], object).reshape(x.shape)
     if x.dtype == object or x.dtype.kind in "US":
         return x.astype(str).astype(np.float64 if kind.kind not in "iu" else kind).astype(kind)
     if dtype == "float8_e8m0fnu":
@@ -134,6 +134,15 @@ def _cast(x: np.ndarray, dtype: str, saturate: bool = True, round_mode: str = "u
         clipped = np.clip(wide.astype(np.float32), -largest, largest)
         found = np.where(np.isnan(wide.astype(np.float32)), found, clipped.astype(kind))
     return found.astype(kind)
+
+
+def _text(item: Any) -> str:
+    """A number as text: of eight digits, as onnxruntime writes it; infinity and NaN by the names of ONNX Cast."""
+    if isinstance(item, (str, np.str_, np.integer)):
+        return str(item)
+    if isinstance(item, np.bool_):
+        return str(int(item))
+    return {"nan": "NaN", "inf": "INF", "-inf": "-INF"}.get(text := f"{float(item):.8g}", text)
 
 
 def _largest(kind: Any) -> float:

@@ -284,7 +284,7 @@ class Stage:
         kinds: dict[str, Any] = {}
         for name in self.takes:
             declared = self.shared.declared.get(name)
-            if declared is None or declared.shape is None or not declared.dtype:
+            if declared is None or declared.shape is None or declared.dtype not in DTYPE_NAMES.values():
                 return None
             kinds[name] = declared.dtype, len(declared.shape)
         try:

@@ -39,9 +39,16 @@ def on_arrays(operator: Callable[..., Any], *given: Any) -> Any:
     arrays = [one if not isinstance(one, torch.Tensor) else
               (one.float() if one.dtype == torch.bfloat16 else one).detach().numpy() for one in given]
     found = operator(*arrays)
-    made = [torch.from_numpy(np.asarray(one, order="C")).to(dtype) for one in (
+    made = [torch.from_numpy(_of_its_own(np.asarray(one, order="C"), arrays)).to(dtype) for one in (
         found if isinstance(found, tuple) else (found,))]
     return tuple(made) if isinstance(found, tuple) else made[0]
+
+
+def _of_its_own(result: np.ndarray, given: Sequence[Any]) -> np.ndarray:
+    """The result, copied where it lies in an operand's memory, which a plan uses again: a tensor of torch made from
+    it would not show that."""
+    shared = any(isinstance(one, np.ndarray) and np.may_share_memory(result, one) for one in given)
+    return result.copy() if shared else result
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

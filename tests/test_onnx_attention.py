@@ -1,0 +1,76 @@
+"""onnxruntime's fused operators of transformers give its results at all sizes."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anyshape
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+DRAW = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return (DRAW.standard_normal(shape) * 0.5).astype(np.float32)
+
+
+def checked(op: str, operands: list[str], inputs: dict[str, Any], outputs: list[str], constants: dict[str, Any],
+            feeds: list[dict[str, np.ndarray]], before: Any = (), **attributes: Any) -> None:
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in feeds[0].items()}
+    node = helper.make_node(op, operands, outputs, domain="com.microsoft", **attributes)
+    graph = helper.make_graph(
+        [*before, node], "made",
+        [helper.make_tensor_value_info(name, kinds[name], shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs if name],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()])
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=sets, ir_version=8)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    programs = anyshape.stats()["programs"]
+    compiled = anyshape.compile_onnx(made)
+    for feed in feeds:
+        found = compiled(**feed)
+        for have, want in zip(found if isinstance(found, tuple) else (found,), session.run(None, feed), strict=True):
+            assert have.shape == want.shape
+            np.testing.assert_allclose(have, want, 1e-4, 1e-5)
+    assert anyshape.stats()["programs"] <= programs + 2  # a length of 1 that meets another has its own
+
+
+def test_attention_with_masks_and_a_past():
+    feeds = [{"x": floats(b, s, 8), "m": np.tri(b, s + p, s + p - 1, dtype=np.int32), "p": floats(2, b, 2, p, 4)}
+             for b, s, p in ((2, 5, 3), (1, 1, 1), (3, 7, 0))]
+    checked("Attention", ["x", "w", "b", "m", "p"], {"x": ["b", "s", 8], "m": ["b", "t"], "p": [2, "b", 2, "p", 4]},
+            ["y", "q"], {"w": floats(8, 24), "b": floats(24)}, feeds, num_heads=2, unidirectional=1)
+
+
+def test_multi_head_attention_of_other_keys():
+    feeds = [{"q": floats(b, s, 8), "k": floats(b, t, 8), "v": floats(b, t, 12), "m": np.tri(b, t, 1, dtype=np.int32)}
+             for b, s, t in ((2, 5, 3), (1, 1, 1), (3, 7, 11))]
+    checked("MultiHeadAttention", ["q", "k", "v", "b", "m"],
+            {"q": ["b", "s", 8], "k": ["b", "t", 8], "v": ["b", "t", 12], "m": ["b", "t"]}, ["y"], {"b": floats(28)},
+            feeds, num_heads=2)
+
+
+def test_group_query_attention_turns_and_appends():
+    angles = np.arange(32)[:, None] / 10.0 ** (np.arange(8) / 8)
+    before = [helper.make_node("Shape", ["am"], ["sh"]), helper.make_node("Gather", ["sh", "one"], ["total"]),
+              helper.make_node("Cast", ["total"], ["ti"], to=TensorProto.INT32)]
+    feeds = [{"x": floats(b, s, 64), "k": floats(b, s, 32), "v": floats(b, s, 32), "pk": floats(b, 2, p, 16),
+              "pv": floats(b, 2, p, 16), "sl": np.full(b, p + s - 1, np.int32), "am": np.ones((b, p + s), np.int64)}
+             for b, s, p in ((2, 1, 3), (1, 1, 1), (3, 7, 0))]
+    checked("GroupQueryAttention", ["x", "k", "v", "pk", "pv", "sl", "ti", "cos", "sin"],
+            {"x": ["b", "s", 64], "k": ["b", "s", 32], "v": ["b", "s", 32], "pk": ["b", 2, "p", 16],
+             "pv": ["b", 2, "p", 16], "sl": ["b"], "am": ["b", "t"]}, ["y", "ok", "ov"],
+            {"one": np.array(1), "cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)},
+            feeds, before, num_heads=4, kv_num_heads=2, do_rotary=1, local_window_size=3)
+
+
+def test_norms_of_sums():
+    feeds = [{"x": floats(b, s, 8), "k": floats(b, s, 8)} for b, s in ((2, 5), (1, 1))]
+    checked("SkipSimplifiedLayerNormalization", ["x", "k", "g"], {"x": ["b", "s", 8], "k": ["b", "s", 8]},
+            ["y", "", "", "sum"], {"g": floats(8)}, feeds)
