@@ -45,8 +45,8 @@ def _attended(c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: V
               softcap: float = 0.0) -> Value:
     """softmax(q @ k^T * scale + mask) @ v of [b, heads, s, d]; in f32, as narrower floats' sums are."""
     kind = q.tensor.dtype
-    width = q.tensor.shape[-1]
-    scale = float(c.attr("scale", 0.0) or 0.0) or int(width) ** -0.5  # type: ignore[call-overload]
+    width, = c.fixed(q.tensor.shape[-1:])
+    scale = float(c.attr("scale", 0.0) or 0.0) or float(width) ** -0.5
     q, k, v = (c.t.cast(one, "f32") for one in (q, k, v))
     scores = c.op("mul", matmul(c, q, c.t.permute(k, (0, 1, 3, 2))), scale)
     if softcap:
@@ -126,7 +126,8 @@ def multi_head_attention(c: Call) -> Any:
         raise Decline("packed operands, or a past of a fixed size")
     q, k, v = (c.value(place) for place in range(3))
     if c.has(3):
-        bias, start = c.value(3), 0
+        bias = c.value(3)
+        start: Size = 0
         moved: list[Value] = []
         for one in (q, k, v):
             size = one.tensor.shape[-1]
@@ -182,8 +183,8 @@ def group_query_attention(c: Call) -> Any:
     if window > 0:
         seen = c.op("bit_and", seen, c.op("gt", key, c.op("sub", last, window)))
     bias = c.value(10) if c.has(10) else None
-    more = [_repeated(c, one, heads // groups) for one in (k, v)]
-    found = _attended(c, q, *more, _hides(c, seen, HIDDEN), bias, float(c.attr("softcap", 0.0) or 0.0))
+    k_all, v_all = (_repeated(c, one, heads // groups) for one in (k, v))
+    found = _attended(c, q, k_all, v_all, _hides(c, seen, HIDDEN), bias, float(c.attr("softcap", 0.0) or 0.0))
     return _joined(c, found), k, v
 
 
