@@ -175,6 +175,20 @@ def test_what_cannot_be_compiled_runs_as_jax_runs_it() -> None:
         anyshape.jax.jit(lambda a, b: a + b)(numbers(3), numbers(4))
 
 
+def test_numbers_that_are_taken_for_sizes_may_be_negative() -> None:
+    fast = anyshape.jax.jit(lambda x, k: jnp.roll(x, k))
+    before = anyshape.stats()
+    x = numbers(7)
+    for k in (2, 0, -1, 9):
+        same(fast(x, k), jnp.roll(jnp.asarray(x), k))
+    assert grown(before, "eager_calls") == 1 and "takes for a size" in str(fast.explain())
+    same(jax.jit(lambda x, k: fast(x, k))(x, -3), jnp.roll(jnp.asarray(x), -3))
+    strict = anyshape.jax.jit(lambda x, k: jnp.roll(x, k), strict=True)
+    same(strict(x, 3), jnp.roll(jnp.asarray(x), 3))
+    with pytest.raises(Unsupported, match="negative"):
+        strict(x, -3)
+
+
 def test_other_dtypes_and_loops_run_inside_of_xla() -> None:
     """Some of their steps are no native code, or their values are held in other dtypes: these run on copies."""
     def f(key: Any, x: Any, n: Any) -> Any:

@@ -187,7 +187,7 @@ def test_a_backward_may_run_twice_and_not_without_asking(without):
 
 def test_a_language_model_trains_within_its_limit():
     torch.manual_seed(0)
-    module = DemoLlama(DemoConfig(vocabulary=128, hidden=64, layers=2, heads=4))
+    module = DemoLlama(DemoConfig(vocabulary=128, hidden=64, layers=4, heads=4))
     tokens = torch.randint(0, 128, (4, 65))
 
     def train(run, length):

@@ -139,6 +139,9 @@ class StablehloCallable:
             self.run = CompiledPart(module, self.compilation)
         except RunTimeLoop:
             self.run = CompiledSplit(split(module), self.compilation)
+        # places of arguments that are numbers which the program takes for sizes
+        self.counts = () if isinstance(self.run, CompiledSplit) else tuple(
+            place for place, one in enumerate(self.run.arguments) if one.sizes is None)
 
     def __call__(self, *arguments: Any) -> Any:
         if len(arguments) != len(self.arguments):
@@ -174,7 +177,7 @@ class StablehloCallable:
             Unsupported: it has loops that run at run time, takes sizes as numbers, or has dtypes that a file has not.
         """
         kinds = [kind for _, kind in self.arguments] + list(self.results)
-        if isinstance(self.run, CompiledSplit) or any(one.sizes is None for one in self.run.arguments) or any(
+        if isinstance(self.run, CompiledSplit) or self.counts or any(
                 kind.dtype in HELD for kind in kinds):
             raise Unsupported("the module cannot be deployed", where="anyshape.save", do="export it without them",
                               why="it has loops that run at run time, sizes that are numbers, or whole numbers without "

@@ -56,7 +56,14 @@ class SizedProgram:
         self.program = StablehloCallable(module_of(exported), config, compilation)
         self.number = ffi_programs.number_of(exported.mlir_module_serialized, config)
         self.kept = exported.module_kept_var_idx
+        self.counts = tuple(self.kept[place] for place in self.program.counts)
         self.results: dict[Sizes, list[Any]] = {}
+
+    def refusal(self, leaves: Sequence[Any]) -> str:
+        """Why it is not for these arguments; "": it is. A number that it takes for a size is at least 0."""
+        below = next((k for k in self.counts if isinstance(leaves[k], jax.core.Tracer) or leaves[k] < 0), None)
+        return "" if below is None else f"argument {below} is a number that the program takes for a size, and " + (
+            "is not known in a trace" if isinstance(leaves[below], jax.core.Tracer) else "is negative")
 
     def __call__(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The results, arrays of JAX."""
@@ -120,8 +127,12 @@ class FlatFunction:
         sizes = tuple(size for aval in avals for size in aval.shape)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         program = self.known.get(sizes) or self._program(avals, sizes)
-        if program is None:
-            self.compilation.ran_eagerly(self.refusal)
+        refusal = self.refusal if program is None else program.refusal(leaves)
+        if program is None or refusal:
+            if self.config.strict:
+                raise Unsupported(f"{self.name} cannot run as compiled", where="anyshape.jax.jit", why=refusal,
+                                  do="leave strict out: the call then runs as JAX runs it")
+            self.compilation.ran_eagerly(refusal)
             return self.plain(*leaves)  # type: ignore[no-any-return]
         return program.traced(leaves, sizes) if traced else program(leaves)
 
