@@ -17,6 +17,7 @@ from anyshape.sym.expr import (
     coefficient_of,
     divide,
     evaluate,
+    evaluate_all,
     floordiv,
     maximum,
     minimum,
@@ -369,3 +370,12 @@ def test_ten_thousand_comparisons_are_little_work_and_remembered() -> None:
     first, again = calls(compare), calls(compare)
     assert first < 6_000_000  # about a second
     assert again < first / 3, "answers are remembered"
+
+
+def test_sizes_that_hold_each_other_are_evaluated_together():
+    n, m = symbol("n"), symbol("m")
+    half = floordiv(n * m + 3, 2)
+    sizes = [half, maximum(half * 3, m), 7, maximum(half * 3, m) + half, minimum(n, 5) * half]
+    for n_, m_ in ((0, 1), (7, 5), (1 << 20, 3)):
+        values = {"n": n_, "m": m_}
+        assert evaluate_all(sizes, values) == [evaluate(size, values) for size in sizes]

@@ -23,7 +23,7 @@ from anyshape.plan.ir.program import (
     touched,
 )
 from anyshape.plan.layout_judge import LayoutJudge, life_of
-from anyshape.sym.expr import evaluate
+from anyshape.sym.expr import evaluate, evaluate_all
 
 
 def verify(plan: Plan, stage: str = "") -> None:
@@ -68,7 +68,8 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     """
     _check_order(plan)
     if offsets is None:
-        offsets = {name: evaluate(offset, values) for name, offset in plan.offsets}
+        numbers = evaluate_all([offset for _, offset in plan.offsets], values)
+        offsets = {name: number for (name, _), number in zip(plan.offsets, numbers, strict=True)}
     LayoutJudge(plan).check(values, offsets, evaluate(plan.arena, values) if arena is None else arena,
                             evaluate(plan.kept, values) if kept is None else kept)
     return lower_bound(plan, values)

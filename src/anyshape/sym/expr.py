@@ -6,7 +6,7 @@ There is no modulo atom: `mod(x, m)` is `x - m*(x//m)`, so that `m*(x//m) + mod(
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
@@ -432,6 +432,28 @@ def evaluate(size: Size, values: Mapping[str, int], functions: Mapping[str, Call
             term *= value**power
         total += term
     return total
+
+
+def evaluate_all(sizes: Sequence[Size], values: Mapping[str, int]) -> list[int]:
+    """The numbers of sizes that hold each other, as offsets of buffers do: each part is evaluated once."""
+    found: dict[Size, int] = {}
+
+    def number(size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        known = found.get(size)
+        if known is None:
+            known = 0
+            for mono, coefficient in size.terms:
+                term = coefficient
+                for atom, power in mono:
+                    value = values[atom] if isinstance(atom, str) else NUMBERS[atom.op](*map(number, atom.args))
+                    term *= value**power
+                known += term
+            found[size] = known
+        return known
+
+    return [number(size) for size in sizes]
 
 
 def coefficient_of(size: Size, name: str) -> tuple[Size, Size] | None:
