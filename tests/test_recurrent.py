@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import anyshape
 from anyshape.base.config import Config
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import IndexRangeError, VerifyError
 from anyshape.compiler.driver import compile_graph
 from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
@@ -123,6 +123,10 @@ def test_onnx_layers_are_recurrences(op, attrs):
             for a, b in zip(run(**feed), theirs.run(None, feed), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         assert "onnx." not in str(run.explain())
+        if lengths:
+            for wrong in (-1, 10):
+                with pytest.raises(IndexRangeError, match="a sequence is longer"):
+                    run(**feed | {"lengths": np.array([9, 1, wrong, 9], np.int32)})
 
 
 @pytest.mark.parametrize("unsigned, direction", [(False, "bidirectional"), (True, "reverse")])

@@ -97,8 +97,9 @@ class Op:
     commutes: bool = False
 
 
-# what was wrong, as a status: an index out of range, a whole number divided by 0, a choice of no branch
-INDEX, DIVISOR, ROUTE = 1, 2, 3
+# what was wrong, as a status: an index out of range, a whole number divided by 0, a choice of no branch, a sequence
+# that is longer than there are times
+INDEX, DIVISOR, ROUTE, LENGTH = 1, 2, 3, 4
 
 OPS: dict[str, Op] = {}
 

@@ -10,8 +10,8 @@
     tanh        one (G = 1)                           h' = tanh(g + p)
     relu        one (G = 1)                           h' = max(g + p, 0)
 
-A row's sequence ends with its length: behind it y is 0, and the last states are those of its end; `reverse` begins
-there. The last result of gru_before is [2, B, H]: the update gate and the reset state that the last time had.
+A row's sequence ends with its length, 0 to T: behind it y is 0, and the last states are those of its end; `reverse`
+begins there. The last result of gru_before is [2, B, H]: the update gate and the reset state that the last time had.
 
     recurrence_bytes(gates, weights, sums, scales, h, c | reverse)   [T, B, 4*H] f32, [N, H/4, 4, 16, 4] i8,
         [N, 4, 16] i32 and f32, [B, H] f32 -> y, the last h, the last c, and [B, H/4*4] u8: the last state that a time

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
-from anyshape.ir.op import DIVISOR, ROUTE
+from anyshape.ir.op import DIVISOR, LENGTH, ROUTE
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan, Step
@@ -210,6 +210,10 @@ def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
         return IndexRangeError(f"a route is out of range in {name}", where=getattr(step, "where", ""),
                                why="branches are counted from 0, and -1 drops a choice",
                                do="look at what the router function returns")
+    if code == LENGTH:
+        return IndexRangeError(f"a sequence is longer than there are times in {name}", where=getattr(step, "where", ""),
+                               why="lengths are from 0 to the number of times of the input",
+                               do="check the lengths of the sequences")
     found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
              if (op == "divisor") == (code == DIVISOR)]
     where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")

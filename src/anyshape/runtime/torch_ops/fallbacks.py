@@ -114,6 +114,9 @@ def recurrence_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor])
     lengths = cell.pop() if cell and cell[-1].dtype == torch.int64 else gates.new_full((gates.shape[1],), count)
     turned = weights.permute(1, 2, 0, 3).reshape(hidden, weights.shape[2], -1)[..., :hidden].reshape(hidden, -1)
     start = bias.permute(1, 0, 2).reshape(bias.shape[1], -1)[:, :hidden].reshape(-1)
+    if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > count):
+        raise IndexRangeError("a sequence is longer than there are times", why=f"lengths are from 0 to {count}",
+                              do="check the lengths of the sequences")
     results: list[torch.Tensor] = [state] * count
     more: tuple[torch.Tensor, ...] = ()
     if attrs["cell"] == "gru_before":

@@ -12,6 +12,7 @@ from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, CallBlock, Func
 from anyshape.backend.cpu.native.records import Struct, array_at, call_void, copy_bytes, fill_zero, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.threads import parallel_for, share
+from anyshape.ir.op import LENGTH
 
 
 class RecurrenceWork(Struct):
@@ -23,7 +24,13 @@ class RecurrenceWork(Struct):
 
 
 def run_recurrence(block: CallBlock, step: RecurrenceStep) -> int:
-    """All rows, over all times."""
+    """All rows, over all times; a length that is none is the call's status, and nothing is done."""
+    if step.lengths.slot >= 0:
+        lengths = array_at(i64, address(block, step.lengths))
+        for row in range(step.batch):
+            if lengths[row] < 0 or lengths[row] > step.time:
+                block.status = LENGTH
+                return 0
     data = new(RecurrenceWork)
     data.functions = block.functions
     data.block = block
