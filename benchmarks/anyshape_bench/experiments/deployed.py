@@ -230,8 +230,8 @@ def table(found: dict[str, Any]) -> str:
     others = [name for name in runtime_process.RUNTIMES
               if name != OURS and any(name in row["runtimes"] for row in found["rows"])]
     lines = ["| model | threads | " + " | ".join(f"time of {name}'s" for name in others) +
-             " | a new shape of a seen one | imports + load, ms | theirs | first call, ms | memory, MB | theirs |",
-             "|---|---:|" + "---:|" * (len(others) + 6)]
+             " | a new shape of a seen one | theirs | imports + load, ms | theirs | first call, ms | memory, MB | theirs |",
+             "|---|---:|" + "---:|" * (len(others) + 7)]
 
     def shown(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
@@ -244,13 +244,15 @@ def table(found: dict[str, Any]) -> str:
         beside = [(name, row["runtimes"][name]) for name in others if name in row["runtimes"]]
         memory = "; ".join(f"{name} {one['peak'] / 1e6:.0f}" for name, one in beside)
         starts = "; ".join(f"{name} {started(one)}" for name, one in beside)
+        new = "; ".join(f"{name} {new_of_seen(one):.2f}" for name, one in beside)
         lines.append(f"| {row['model']} | {row['threads']} | " +
                      " | ".join(shown(ratio(row, name, "seen")) for name in others) +
-                     f" | {new_of_seen(ours):.2f} | {started(ours)} | {starts} | {ours['new'][0] * 1e3:.1f} | "
+                     f" | {new_of_seen(ours):.2f} | {new} | {started(ours)} | {starts} | {ours['new'][0] * 1e3:.1f} | "
                      f"{ours['peak'] / 1e6:.0f} | {memory} |")
-    said = [f"Geometric means of our time, of {name}'s: " + ", ".join(
-        f"{shown(geometric_mean(ratio(row, name, 'seen') for row in found['rows'] if row['threads'] == threads))} on "
-        f"{threads} thread{'s' * (threads > 1)}" for threads in found["threads"]) + "." for name in others]
+    said = [f"Geometric means of our time{at}, of {name}'s: " + ", ".join(
+        f"{shown(geometric_mean(ratio(row, name, key) for row in found['rows'] if row['threads'] == threads))} on "
+        f"{threads} thread{'s' * (threads > 1)}" for threads in found["threads"]) + "."
+        for key, at in (("seen", ""), ("new", " at a new shape")) for name in others]
     facts = found["machine"]
     said.append(f"{facts['processor']}, {facts['cores']} cores, {facts['date']}, commit {facts['commit']}; "
                 + ", ".join(f"{name} {version}" for name, version in found["versions"].items()) + ".")
