@@ -230,7 +230,8 @@ def table(found: dict[str, Any]) -> str:
     others = [name for name in runtime_process.RUNTIMES
               if name != OURS and any(name in row["runtimes"] for row in found["rows"])]
     lines = ["| model | threads | " + " | ".join(f"time of {name}'s" for name in others) +
-             " | a new shape of a seen one | theirs | imports + load, ms | theirs | first call, ms | memory, MB | theirs |",
+             " | a new shape of a seen one | theirs | imports + load, ms | theirs | first call, ms | memory, MB"
+             " | theirs |",
              "|---|---:|" + "---:|" * (len(others) + 7)]
 
     def shown(value: float | None) -> str:
