@@ -342,34 +342,39 @@ class Specializer:
     def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
                reused: int) -> ArenaLayout:
         """The best of the plan's layout, one made for these sizes, one in the `reused` bytes of a result, and one
-        whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
+        whose lower block is given back before that result is taken. Of half of a whole step, that of both. A way whose
+        bound says that it cannot be the best is not searched."""
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
         padded = [(size + PADDING) & -ALIGNMENT for size in sizes]  # as `align`, without a call for each
-        found = self._own(padded, offsets, kept, arena, values)
         if self.reused_output is None or min(reused, arena) < LEAST_REUSED:
-            return found
+            return self._own(padded, offsets, kept, arena, values)
         end = len(self.plan.steps)
         items, _ = self._items(padded, offsets, values)
-        inside = self._inside(items, reused // ALIGNMENT * ALIGNMENT, self.reused_output.first)
         others = [evaluate(b.bytes, values) for b in (*self.outputs, *self.beside)]
-        layouts = [(self._peak(others, [(found.top, 0, end)], self.taken), found),
-                   (self._peak(others, [(inside.top - inside.border, 0, end)], 0), inside)]
-        early = self._early(padded)
-        if early is not None:
-            blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
-            # a block that is taken and given back in every call has to be worth it
-            layouts.append((self._peak(others, blocks, self.taken) + LEAST_REUSED, early))
-        return min(layouts, key=lambda one: one[0])[1]
+        best = self._inside(items, reused // ALIGNMENT * ALIGNMENT, self.reused_output.first)
+        least = self._peak(others, [(best.top - best.border, 0, end)], 0)
+        columns, count, fixed = self._columns(padded, offsets, values)
+        found = ArenaLayout(offsets, kept, arena, self._bound(columns, count, kept))
+        if self._peak(others, [(found.bound, 0, end)], self.taken) <= least:
+            found = self._improved(columns, count, fixed, kept, found)
+            peak = self._peak(others, [(found.top, 0, end)], self.taken)
+            if peak <= least:
+                best, least = found, peak
+        # a block that is taken and given back in every call has to be worth it
+        early = self._early(padded, others, least - LEAST_REUSED)
+        return best if early is None else early
 
     def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int]) -> ArenaLayout:
         """The better of the plan's layout and one made for these sizes."""
-        if self.spans is None:
-            items, fixed = self._items(padded, offsets, values)
-            return self._improved(columns_of(OffsetProblem(items)), len(items), fixed, kept,
-                                  ArenaLayout(offsets, kept, arena, -1))
-        return self._improved(int64_array(padded) + self.spans, len(padded), 0, kept,
-                              ArenaLayout(offsets, kept, arena, -1))
+        return self._improved(*self._columns(padded, offsets, values), kept, ArenaLayout(offsets, kept, arena, -1))
+
+    def _columns(self, padded: list[int], offsets: list[int], values: dict[str, int]) -> tuple[array[int], int, int]:
+        """What lies in the arena by columns, how much that is, and how many, the first ones, have their places."""
+        if self.spans is not None:
+            return int64_array(padded) + self.spans, len(padded), 0
+        items, fixed = self._items(padded, offsets, values)
+        return columns_of(OffsetProblem(items)), len(items), fixed
 
     def _items(self, padded: list[int], offsets: list[int], values: dict[str, int]) -> tuple[list[Item], int]:
         """What lies in the arena, and how many of it, the first ones, have their places."""
@@ -399,21 +404,28 @@ class Specializer:
         layout.bound = max(bound - border, 0)
         return layout
 
-    def _early(self, padded: list[int]) -> ArenaLayout | None:
-        """What dies before the output is allocated in the lower block, everything else in the upper one."""
+    def _early(self, padded: list[int], others: list[int], most: int) -> ArenaLayout | None:
+        """What dies before the output is allocated in the lower block, everything else in the upper one; None where
+        the peak would not be below `most` bytes. others: see `_peak`."""
         early = [i for i in self.moving if self.lives[i][1] < self.taken]
         if not early:
             return None
         late = [i for i in self.moving if self.lives[i][1] >= self.taken]
-        whole, *parts = (columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in part]))
-                         for part in (self.moving, early, late))
+        end = len(self.plan.steps)
+        parts = [(part, columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in part])))
+                 for part in (early, late)]
+        below, above = (self._bound(columns, len(part)) for part, columns in parts)
+        if self._peak(others, [(below, 0, self.taken - 1), (above, 0, end)], self.taken) >= most:
+            return None
+        whole = columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in self.moving]))
         layout = ArenaLayout([0] * len(padded), 0, 0, self._bound(whole, len(self.moving)), "early")
-        for part, columns in zip((early, late), parts, strict=True):
-            top, places = assign_columns(self.host, columns, len(part), 0, 0, self._bound(columns, len(part)))
+        for (part, columns), bound in zip(parts, (below, above), strict=True):
+            top, places = assign_columns(self.host, columns, len(part), 0, 0, bound)
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
-        return layout
+        blocks = [(layout.border, 0, self.taken - 1), (layout.top - layout.border, 0, end)]
+        return layout if self._peak(others, blocks, self.taken) < most else None
 
     def _spare(self, place: ArenaLayout, sizes: Sequence[int]) -> tuple[int, int]:
         """Where scratch may lie in the lower block, which no step that needs any comes after: (offset, bytes)."""
