@@ -310,26 +310,27 @@ def ceildiv(a: Size, b: Size) -> Size:
     return floordiv(a + b - 1, b)
 
 
-def maximum(a: Size, b: Size) -> Size:
-    """The larger size."""
-    return _extreme("max", a, b)
+def maximum(*sizes: Size) -> Size:
+    """The largest of some sizes, at least one."""
+    return _extreme("max", sizes)
 
 
-def minimum(a: Size, b: Size) -> Size:
-    """The smaller size."""
-    return _extreme("min", a, b)
+def minimum(*sizes: Size) -> Size:
+    """The smallest of some sizes, at least one."""
+    return _extreme("min", sizes)
 
 
-def _extreme(op: str, a: Size, b: Size) -> Size:
-    d = a - b
-    if isinstance(d, int):
-        return (a if d >= 0 else b) if op == "max" else (b if d >= 0 else a)
+def _extreme(op: str, sizes: tuple[Size, ...]) -> Size:
+    if len(sizes) == 2 and isinstance(d := sizes[0] - sizes[1], int):
+        return sizes[(d < 0) if op == "max" else (d >= 0)]
     # nested ones are one list, in which parts that differ by a number are one part
     better = max if op == "max" else min
     parts: dict[Size, int] = {}
-    for part in (*_flat(op, a), *_flat(op, b)):
+    for part in (part for size in sizes for part in _flat(op, size)):
         constant = dict(_terms(part)).get((), 0)
         parts[part - constant] = better(constant, parts.get(part - constant, constant))
+    if len(parts) == 1:
+        return sum(*parts.items())
     # what all parts share stands outside: max(n + 3, m + 1) is 1 + max(n + 2, m)
     shared = set.intersection(*(set(_terms(part)) for part in parts))
     outside = _make(dict(shared)) + min(parts.values())

@@ -20,17 +20,18 @@ def parse(text: str) -> Size:
     and root(a)."""
     tokens: list[str] = []
     position = 0
-    stripped = text.rstrip()
-    while position < len(stripped):
-        match = _TOKEN.match(stripped, position)
-        if match is None:
-            raise ParseError(f"cannot read the size {text!r}", where=f"at column {position + 1}",
-                             why=f"unexpected {stripped[position]!r}", do="write a polynomial such as 4*b*n + 8")
-        tokens.append(match.group(1))
+    for match in _TOKEN.finditer(text):
+        token = match[1]
+        if match.start() != position:
+            break
+        tokens.append(token)
         position = match.end()
-        if len(tokens) > MOST_TOKENS or (match.group(1).isdigit() and len(match.group(1)) > MOST_DIGITS):
+        if len(tokens) > MOST_TOKENS or (len(token) > MOST_DIGITS and token.isdigit()):
             raise ParseError("cannot read a size", where=f"at column {position}", why="it has too many parts or digits",
                              do=f"write a number of at most {MOST_DIGITS} digits")
+    if left := text[position:].strip():
+        raise ParseError(f"cannot read the size {text!r}", where=f"at column {position + 1}",
+                         why=f"unexpected {left[0]!r}", do="write a polynomial such as 4*b*n + 8")
     reader = _Reader(tokens, text)
     size = reader.sum()
     reader.end()
@@ -39,14 +40,21 @@ def parse(text: str) -> Size:
 
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
-        self.tokens = tokens
+        self.tokens = [*tokens, ""]
         self.text = text if len(text) < 200 else f"{text[:200]}..."
         self.at = 0
         self.depth = 0
         self.work = 0
+        self.ends: dict[int, int] = {}  # where a parenthesis that opens is closed
+        opened: list[int] = []
+        for at, token in enumerate(tokens):
+            if token == "(":
+                opened.append(at)
+            elif token == ")" and opened:
+                self.ends[opened.pop()] = at
 
     def peek(self) -> str:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[self.at]
 
     def take(self, wanted: str = "") -> str:
         token = self.peek()
@@ -78,6 +86,26 @@ class _Reader:
         result = self.sum()
         self.depth -= 1
         return result
+
+    def operands(self, op: str) -> list[Size]:
+        """Those of a maximum or minimum, and of another one that is its second operand: one list, so that a chain of
+        them is brought into normal form once."""
+        found, nested = [], 0
+        while True:
+            self.take("(")
+            found.append(self.inner())
+            self.take(",")
+            end = self.ends.get(self.at + 1, self.at)
+            if self.tokens[self.at:self.at + 2] != [op, "("] or self.tokens[end + 1:end + 2] != [")"]:
+                break
+            self.take(op)
+            nested += 1
+            self.depth += 1
+        found.append(self.inner())
+        for _ in range(1 + nested):
+            self.take(")")
+        self.depth -= nested
+        return found
 
     def sum(self) -> Size:
         result = self.term()
@@ -128,13 +156,15 @@ class _Reader:
             return inner
         if token.isdigit():
             return int(token)
-        if token in ("max", "min", "mod") and self.peek() == "(":
+        if token in ("max", "min") and self.peek() == "(":
+            return (maximum if token == "max" else minimum)(*self.operands(token))
+        if token == "mod" and self.peek() == "(":
             self.take("(")
             a = self.inner()
             self.take(",")
             b = self.inner()
             self.take(")")
-            return {"max": maximum, "min": minimum, "mod": mod}[token](a, b)
+            return mod(a, b)
         if token == "root" and self.peek() == "(":
             self.take("(")
             a = self.inner()
