@@ -195,7 +195,7 @@ class Pool:
         return found
 
     def _new(self, bytes_: int) -> Block:
-        size = whole(bytes_)
+        size = whole(bytes_) if bytes_ < self.driver.large_from else align(bytes_, huge_pages.PAGE)
         try:
             block = self._made(size)
         except RuntimeError as error:
