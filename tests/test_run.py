@@ -28,6 +28,7 @@ from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.context.process_context import Context, shared_context
 from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.inspect.watermark import watched
+from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.pools import Pool
 from anyshape.runtime.memory.tape import Tape
@@ -539,6 +540,21 @@ def test_a_larger_block_takes_over_the_pages_of_the_one_before():
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert faults <= (block.bytes - handed) // 4096 + 64
     assert int((block.tensor == 8).sum()) == block.bytes
+
+
+@pytest.mark.unguarded
+def test_an_arena_of_numpy_is_of_whole_large_pages():
+    """From half of one on, so that a size a little greater needs no other, and one page is touched instead of 512."""
+    pool = Pool(NumpyDriver(1))
+    small = pool.take(huge_pages.PAGE // 2 - 4096)
+    assert small.bytes == huge_pages.PAGE // 2 - 4096
+    for bytes_, pages in ((huge_pages.PAGE // 2, 1), (huge_pages.PAGE, 1), (huge_pages.PAGE + 1, 2)):
+        block = pool.take(bytes_)
+        assert block.bytes == len(block.tensor) == pages * huge_pages.PAGE and block.address % huge_pages.PAGE == 0
+        pool.give(block)
+        assert pool.held == small.bytes + block.bytes and pool.take(block.bytes) is block
+        pool.give(block)
+        del block
 
 
 @pytest.mark.unguarded
