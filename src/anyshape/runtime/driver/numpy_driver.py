@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from anyshape.base.align import ALIGNMENT, LARGE_PAGE
 from anyshape.base.errors import InputError
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.driver.interface import AccessCode, Argument, Sizes
-from anyshape.runtime.memory.huge_pages import PAGE
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
@@ -109,7 +109,7 @@ class NumpyDriver:
     """
 
     dtypes = NUMPY_DTYPES
-    large_from = PAGE // 2
+    large_from = LARGE_PAGE // 2
     result: Callable[[Sizes, Sizes, Any], Any] = staticmethod(empty_strided)
     address: Callable[[Any], int] = staticmethod(address_of)
     code = AccessCode(lambda name: f"strides_of({name})", lambda name: f"address_of({name})",
@@ -178,7 +178,7 @@ class NumpyDriver:
     def empty(self, bytes_: int) -> tuple[np.ndarray[Any, Any], int]:
         """See `HostDriver`."""
         try:
-            unit = PAGE if bytes_ >= PAGE else 64
+            unit = LARGE_PAGE if bytes_ >= LARGE_PAGE else ALIGNMENT
             memory = np.empty(bytes_ + unit, np.uint8)  # what is skipped is never touched
         except (MemoryError, ValueError) as error:
             raise RuntimeError(str(error)) from error
