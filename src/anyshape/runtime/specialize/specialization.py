@@ -348,7 +348,7 @@ class Specializer:
             return both
         padded = [(size + PADDING) & -ALIGNMENT for size in sizes]  # as `align`, without a call for each
         found = self._own(padded, offsets, kept, arena, values)
-        if self.reused_output is None or min(reused, arena) < LEAST_REUSED or reused * SMALL_PART < found.top:
+        if self.reused_output is None or min(reused, arena) < LEAST_REUSED or reused * SMALL_PART < arena:
             return found
         end = len(self.plan.steps)
         items, _ = self._items(padded, offsets, values)
