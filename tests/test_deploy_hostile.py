@@ -287,8 +287,12 @@ def test_a_hundred_thousand_changed_files(file: Path, tmp_path: Path) -> None:
 
 def test_windows_that_are_inside_at_all_sizes() -> None:
     n, m = symbol("n"), symbol("m")
+    half, below = (n + 1) // 2, (n - 1) // 2
     kinds = [(4 * n * m, (n, m), None, 0, True), (4 * n * m, (m, n), None, 0, True),
              (4 * n * m, (n, m), (1, n), 0, True),
+             (4 * n * m, (n, 1, m), (m, 7, 1), 0, True), (4 * m, (1, n, m), (0, 0, 1), 0, False),
+             (4 * half * m, (half, 1, m), (m, m, 1), 0, True), (4 * half, (half,), None, 1, False),
+             (4 * below, (below,), None, 0, False), (4 * ((n + 1) // m), ((n + 1) // m,), None, 0, False),
              (4 * n * m, (n, 3, m), (m, 0, 1), 0, False), (4 * n * m, (n, m), (1, m), 0, False),
              (4 * n * m, (n, m), None, 1, False), (4 * n * m - 4, (n, m), None, 0, False),
              (4 * n * m, (n - 1, m), None, 0, False), (4 * (n - 1) * m, (n - 1, m), None, 0, False),

@@ -15,6 +15,7 @@ from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base import counters
+from anyshape.base.align import LARGE_PAGE
 from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.directives import Vectorize
@@ -26,6 +27,7 @@ from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.plan.verify import judge
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.context.process_context import Context, shared_context
+from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.inspect.watermark import watched
 from anyshape.runtime.memory import huge_pages
@@ -533,12 +535,27 @@ def test_a_larger_block_takes_over_the_pages_of_the_one_before():
     assert pool.peak == pool.held == (49 << 20) + 4096
     handed = int((block.tensor == 7).sum())
     # all but the ends, where the block does not have whole large pages
-    assert handed >= (48 << 20) - 2 * huge_pages.PAGE
+    assert handed >= (48 << 20) - 2 * LARGE_PAGE
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     block.tensor.fill_(8)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert faults <= (block.bytes - handed) // 4096 + 64
     assert int((block.tensor == 8).sum()) == block.bytes
+
+
+@pytest.mark.unguarded
+def test_an_arena_of_numpy_is_of_whole_large_pages():
+    """From half of one on, so that a size a little greater needs no other, and one page is touched instead of 512."""
+    pool = Pool(NumpyDriver(1))
+    small = pool.take(LARGE_PAGE // 2 - 4096)
+    assert small.bytes == LARGE_PAGE // 2 - 4096
+    for bytes_, pages in ((LARGE_PAGE // 2, 1), (LARGE_PAGE, 1), (LARGE_PAGE + 1, 2)):
+        block = pool.take(bytes_)
+        assert block.bytes == len(block.tensor) == pages * LARGE_PAGE and block.address % LARGE_PAGE == 0
+        pool.give(block)
+        assert pool.held == small.bytes + block.bytes and pool.take(block.bytes) is block
+        pool.give(block)
+        del block
 
 
 @pytest.mark.unguarded

@@ -17,7 +17,7 @@ from anyshape.plan.layout_judge import LayoutJudge
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
-from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.expr import Atom, Size, evaluate, symbols_of
 from anyshape.sym.python_codegen import function_of
 
 MOST_BYTES = 1 << 62
@@ -148,14 +148,21 @@ def is_inside(bytes_: Size, type_: TensorType, offset: Size, natural: set[str]) 
 
 
 def _is_natural(size: Size, natural: set[str]) -> bool:
-    """Whether a size is never below 0, by its form."""
+    """Whether a size is never below 0, by its form: sums, products and quotients of what never is."""
     return size >= 0 if isinstance(size, int) else all(
-        count >= 0 and all(atom in natural for atom, _ in powers) for powers, count in size.terms)
+        count >= 0 and all(_is_natural_atom(atom, natural) for atom, _ in powers) for powers, count in size.terms)
+
+
+def _is_natural_atom(atom: Atom, natural: set[str]) -> bool:
+    if isinstance(atom, str):
+        return atom in natural
+    return atom.op == "floordiv" and isinstance(atom.args[1], int) and atom.args[1] > 0 \
+        and _is_natural(atom.args[0], natural)
 
 
 def _is_dense(shape: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether strides are those of a dense tensor with its dims in some order."""
-    rest = list(zip(shape, strides, strict=True))
+    """Whether strides are those of a dense tensor with its dims in some order; in a dim of size 1 there is no step."""
+    rest = [one for one in zip(shape, strides, strict=True) if one[0] != 1]
     step: Size = 1
     while rest:
         place = next((i for i, one in enumerate(rest) if one[1] == step), None)

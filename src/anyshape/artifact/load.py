@@ -222,8 +222,8 @@ class LoadedModel:
                       for (sizes, strides), dtype in zip(record.allocations, program.dtypes, strict=True)
                       if 0 not in sizes)
         made = [(evaluate(b.bytes, record.values), b.first, b.last) for b in self.plan.buffers if b.is_external]
-        return results + record.arena + record.scratch * program.driver.threads() + peak_bytes(
-            made, len(self.plan.steps))
+        arena = self.context.temporary.block_bytes(record.arena + record.scratch * program.driver.threads())
+        return results + arena + peak_bytes(made, len(self.plan.steps))
 
     def _open(self) -> Program:
         if self.program is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 ALIGNMENT = 64  # bytes, of each buffer in a block of memory: a cache line, and a vector of the widest kind
+LARGE_PAGE = 2 << 20  # bytes of one, of which large memory is better made (runtime/memory/huge_pages.py)
 
 T = TypeVar("T")
 

@@ -43,7 +43,10 @@ class HostDriver(Protocol):
 
     dtypes: our names of dtypes -> the host's. result: memory for a result of sizes, strides (in elements) and one of
     `dtypes`. address: of an array's first element. threads: how many a call may use. code: see `AccessCode`.
+    large_from: bytes of arena from which it is made of whole large pages (runtime/memory/huge_pages.py).
     """
+
+    large_from: int
 
     result: Callable[[Sizes, Sizes, Any], Any]
     address: Callable[[Any], int]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from anyshape.base.align import ALIGNMENT, LARGE_PAGE
 from anyshape.base.errors import InputError
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.driver.interface import AccessCode, Argument, Sizes
@@ -108,6 +109,7 @@ class NumpyDriver:
     """
 
     dtypes = NUMPY_DTYPES
+    large_from = LARGE_PAGE // 2
     result: Callable[[Sizes, Sizes, Any], Any] = staticmethod(empty_strided)
     address: Callable[[Any], int] = staticmethod(address_of)
     code = AccessCode(lambda name: f"strides_of({name})", lambda name: f"address_of({name})",
@@ -176,10 +178,11 @@ class NumpyDriver:
     def empty(self, bytes_: int) -> tuple[np.ndarray[Any, Any], int]:
         """See `HostDriver`."""
         try:
-            memory = np.empty(bytes_ + 64, np.uint8)
+            unit = LARGE_PAGE if bytes_ >= LARGE_PAGE else ALIGNMENT
+            memory = np.empty(bytes_ + unit, np.uint8)  # what is skipped is never touched
         except (MemoryError, ValueError) as error:
             raise RuntimeError(str(error)) from error
-        skip = -address_of(memory) % 64
+        skip = -address_of(memory) % unit
         return memory[skip:skip + bytes_], address_of(memory) + skip
 
     def flat(self, memory: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:

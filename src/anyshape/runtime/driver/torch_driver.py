@@ -1,6 +1,7 @@
 """The driver of PyTorch: tensors on the CPU, torch's allocator, its threads (runtime/driver/interface.py)."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class TorchDriver:
     """See `HostDriver`."""
 
     dtypes = TORCH_DTYPES
+    large_from = sys.maxsize  # a memory limit counts an arena's bytes as the plan says
     address = staticmethod(torch.Tensor.data_ptr)
     threads = staticmethod(torch.get_num_threads)
     code = AccessCode(lambda name: f"{name}.stride()", lambda name: f"{name}.data_ptr()", odd,

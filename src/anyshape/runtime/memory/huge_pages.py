@@ -20,10 +20,9 @@ import resource
 import sys
 from pathlib import Path
 
-from anyshape.base.align import align
+from anyshape.base.align import LARGE_PAGE, align
 
-PAGE = 2 << 20  # bytes of a large page; memory is advised in whole ones
-WORTH = 2 * PAGE  # bytes from which there is at least one whole page inside
+WORTH = 2 * LARGE_PAGE  # bytes from which there is at least one whole page inside
 
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _advise = None
@@ -92,7 +91,7 @@ def detach(address: int, bytes_: int) -> DetachedPages | None:
     start, size = _whole(address, bytes_)
     if size <= 0 or _map is None or _remap is None:
         return None
-    mapped = size + PAGE - mmap.PAGESIZE  # which has as many whole large pages, wherever it begins
+    mapped = size + LARGE_PAGE - mmap.PAGESIZE  # which has as many whole large pages, wherever it begins
     base = _map(None, mapped, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)  # nobody may touch it, or counts it
     if base == _FAILED:
         return None
@@ -102,5 +101,5 @@ def detach(address: int, bytes_: int) -> DetachedPages | None:
 
 def _whole(address: int, bytes_: int) -> tuple[int, int]:
     """Beginning and bytes of the whole large pages in a piece of memory; where there are none, 0 bytes or fewer."""
-    start = align(address, PAGE)
-    return start, (address + bytes_) // PAGE * PAGE - start
+    start = align(address, LARGE_PAGE)
+    return start, (address + bytes_) // LARGE_PAGE * LARGE_PAGE - start

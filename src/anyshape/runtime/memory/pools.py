@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyshape.base import counters
-from anyshape.base.align import align
+from anyshape.base.align import LARGE_PAGE, align
 from anyshape.base.errors import AnyShapeError
 from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
@@ -152,6 +152,10 @@ class Pool:
         finally:
             pages = None  # who holds an error of this frame holds no memory
 
+    def block_bytes(self, bytes_: int) -> int:
+        """The bytes of a block for so many."""
+        return whole(bytes_) if bytes_ < self.driver.large_from else align(bytes_, LARGE_PAGE)
+
     def fresh(self, bytes_: int) -> Block:
         """A block of its own, for one who releases it himself.
 
@@ -195,7 +199,7 @@ class Pool:
         return found
 
     def _new(self, bytes_: int) -> Block:
-        size = whole(bytes_)
+        size = self.block_bytes(bytes_)
         try:
             block = self._made(size)
         except RuntimeError as error:

@@ -47,6 +47,7 @@ PADDING = ALIGNMENT - 1
 LAID = 32  # layouts that are remembered: some points of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_REUSED = 65536  # bytes of arena and of a result below which nothing is moved there
+SMALL_PART = 16  # of the arena, the part of which a smaller result saves less than the search for its places costs
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -347,7 +348,7 @@ class Specializer:
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
         padded = [(size + PADDING) & -ALIGNMENT for size in sizes]  # as `align`, without a call for each
-        if self.reused_output is None or min(reused, arena) < LEAST_REUSED:
+        if self.reused_output is None or min(reused, arena) < LEAST_REUSED or reused * SMALL_PART < arena:
             return self._own(padded, offsets, kept, arena, values)
         end = len(self.plan.steps)
         items, _ = self._items(padded, offsets, values)
