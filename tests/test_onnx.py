@@ -402,3 +402,21 @@ def test_a_resize_to_the_same_size_does_not_give_memory_that_is_used_again():
     draw = np.random.default_rng(0)
     for to in ((3, 2, 8, 8), (3, 2, 8, 11)):
         same(made, compiled, {name: draw.random((2, 3, 8, 8), np.float32) for name in "xz"} | {"to": np.array(to)})
+
+
+def test_sizes_that_are_divided_are_one_program_until_a_call_divides_a_negative_one():
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["n"], start=0, end=1), node("Sub", ["n", "three"], ["less"]),
+             node("Div", ["less", "two"], ["half"]), node("Add", ["half", "two"], ["rows"]),
+             node("Concat", ["rows", "four"], ["shape"], axis=0), node("ConstantOfShape", ["shape"], ["zeros"]),
+             node("Add", ["zeros", "y"], ["z"])]
+    made = model(nodes, {"x": ["n"], "y": [1, 4]}, ["z"],
+                 {"three": np.array([3]), "two": np.array([2]), "four": np.array([4])})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    line = np.arange(4, dtype=np.float32)[None]
+    for count in (7, 3, 4):
+        same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
+    assert anyshape.stats()["programs"] == before
+    for count in (0, 2, 1, 9):  # of -3 / 2 onnxruntime has -1
+        same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
