@@ -420,3 +420,17 @@ def test_sizes_that_are_divided_are_one_program_until_a_call_divides_a_negative_
     assert anyshape.stats()["programs"] == before
     for count in (0, 2, 1, 9):  # of -3 / 2 onnxruntime has -1
         same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
+
+
+def test_a_model_that_does_not_take_small_sizes_is_loaded(tmp_path):
+    node, draw = helper.make_node, np.random.default_rng(0)
+    nodes = [node("Conv", ["x", "w"], ["a"], strides=[2]), node("Relu", ["a"], ["b"]),
+             node("Conv", ["b", "v"], ["c"], strides=[2]), node("Softmax", ["c"], ["s"], axis=1),
+             node("ReduceMax", ["s"], ["m"], axes=[2]), node("Sub", ["s", "m"], ["z"]),
+             node("Transpose", ["z"], ["y"], perm=[0, 2, 1])]
+    made = model(nodes, {"x": ["b", 1, "n"]}, ["y"], {"w": draw.random((4, 1, 150), np.float32),
+                                                      "v": draw.random((4, 4, 5), np.float32)}, opset=17)
+    compiled = anyshape.compile_onnx(made)
+    x = draw.random((2, 1, 400), np.float32)
+    with anyshape.load(anyshape.save(compiled, tmp_path / "small.any")) as loaded:
+        np.testing.assert_array_equal(loaded(x), compiled(x))
