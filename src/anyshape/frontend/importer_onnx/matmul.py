@@ -12,6 +12,7 @@ from anyshape.frontend.aten.matmul import matmul as product_of
 from anyshape.frontend.aten.matmul import turned
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float, wide
 from anyshape.frontend.importer_onnx.index import wrapped
+from anyshape.frontend.importer_onnx.pointwise import activated
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
@@ -119,6 +120,11 @@ def gemm(c: Call) -> Any:
         more = c.value(2)
         found = c.t.pointwise("add", found, c.op("mul", more, beta) if beta != 1.0 else more, dtype=found.tensor.dtype)
     return found
+
+
+@translates("FusedGemm", domain=MICROSOFT)
+def fused_gemm(c: Call) -> Any:
+    return activated(c, gemm(c))
 
 
 @translates("Einsum")

@@ -151,8 +151,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
-        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes that older operator sets lack
+        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND"):
+            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes and sets of operators that lack them
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 

@@ -283,10 +283,10 @@ class Call:
         return self.extern(str(target), *arguments, types=types, why=why, **keywords)
 
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
-               **keywords: Any) -> Any:
+               effect: bool = False, **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""
         results = extern_call(self.t.builder, target, arguments, keywords, types,
-                              lambda one: self.tensor(one) if isinstance(one, Known) else one)
+                              lambda one: self.tensor(one) if isinstance(one, Known) else one, effect)
         self._note(target, why)
         return results
 

@@ -585,11 +585,15 @@ def imported(name: str, reader: Reader, target: Target, entries: Sequence[Entry]
         NeedsSize: the elements of an input are wanted. InputError: the model, or these sizes, are wrong.
     """
     equal = dict(ones)
+    presumed: list[Size] = []  # what is found equal may be so by that
     for _ in range(256):
+        walk = Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts, decided)
         try:
-            return Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts,
-                        decided).run()
+            made = walk.run()
+            made.presumed = (*presumed, *made.presumed)
+            return made
         except Equal as found:
+            presumed += [one for one in walk.presumed if one not in presumed]
             size = substitute(found.size, equal)
             if found.name in symbols_of(size):
                 raise InputError(f"the size {found.name} would be {size}", where=name, why="that is no number",
