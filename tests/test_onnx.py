@@ -467,10 +467,21 @@ def test_random_numbers_are_drawn_anew_at_each_operator_and_call():
                                                ("Clip", {"activation_params": [-0.1, 0.3]}), ("Tanh", {})])
 def test_convolutions_with_an_activation(name, numbers):
     draw = np.random.default_rng(0)
-    node = helper.make_node("FusedConv", ["x", "w", "b", "z"], ["y"], domain="com.microsoft", activation=name, **numbers)
+    node = helper.make_node("FusedConv", [*"xwbz"], ["y"], domain="com.microsoft", activation=name, **numbers)
     made = model([node], {"x": ["n", 2, "h", "w"], "z": ["n", 3, "h", "w"]}, ["y"], {
         "w": draw.standard_normal((3, 2, 1, 1)).astype(np.float32), "b": draw.random(3, np.float32)}, opset=17)
     made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     shapes = {"x": (2, 2, 3, 4), "z": (2, 3, 3, 4)}
     same(made, anyshape.compile_onnx(made), {key: draw.standard_normal(shape).astype(np.float32)
                                              for key, shape in shapes.items()})
+
+
+def test_nodes_come_in_any_order():
+    node = helper.make_node
+    nodes = [node("Add", ["b", "c"], ["y"]), node("Mul", ["a", "a"], ["b"]), node("Neg", ["x"], ["c"]),
+             node("Abs", ["x"], ["a"])]
+    made = model(nodes, {"x": ["n"]}, ["y"])
+    same(made, anyshape.compile_onnx(made), {"x": np.arange(-3, 4, dtype=np.float32)})
+    made.graph.node[3].input[0] = "y"
+    with pytest.raises(AnyShapeError, match="is not there"):
+        anyshape.compile_onnx(made)(np.ones(3, np.float32))

@@ -268,7 +268,7 @@ def gather_of_blocks(c: Call) -> Any:
     packed = c.dtype(0) == "u8"
     axis, block = c.axis(0, name="gather_axis"), c.attr("block_size", 128)
     along = c.axis(1, name="quantize_axis")
-    zero = c.numbers_of(3) if c.has(3) else None
+    zero: Any = c.numbers_of(3) if c.has(3) else None
     if axis == along or (packed and bits < 8 and along != x.tensor.rank - 1):
         raise Decline("a lookup along blocks, or bytes that are packed across them")
     at = wrapped(c, 1, x.tensor.shape[axis])
