@@ -402,3 +402,86 @@ def test_a_resize_to_the_same_size_does_not_give_memory_that_is_used_again():
     draw = np.random.default_rng(0)
     for to in ((3, 2, 8, 8), (3, 2, 8, 11)):
         same(made, compiled, {name: draw.random((2, 3, 8, 8), np.float32) for name in "xz"} | {"to": np.array(to)})
+
+
+def test_sizes_that_are_divided_are_one_program_until_a_call_divides_a_negative_one():
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["n"], start=0, end=1), node("Sub", ["n", "three"], ["less"]),
+             node("Div", ["less", "two"], ["half"]), node("Add", ["half", "two"], ["rows"]),
+             node("Concat", ["rows", "four"], ["shape"], axis=0), node("ConstantOfShape", ["shape"], ["zeros"]),
+             node("Add", ["zeros", "y"], ["z"])]
+    made = model(nodes, {"x": ["n"], "y": [1, 4]}, ["z"],
+                 {"three": np.array([3]), "two": np.array([2]), "four": np.array([4])})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    line = np.arange(4, dtype=np.float32)[None]
+    for count in (7, 3, 4):
+        same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
+    assert anyshape.stats()["programs"] == before
+    for count in (0, 2, 1, 9):  # of -3 / 2 onnxruntime has -1
+        same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
+
+
+def test_a_model_that_does_not_take_small_sizes_is_loaded(tmp_path):
+    node, draw = helper.make_node, np.random.default_rng(0)
+    nodes = [node("Conv", ["x", "w"], ["a"], strides=[2]), node("Relu", ["a"], ["b"]),
+             node("Conv", ["b", "v"], ["c"], strides=[2]), node("Softmax", ["c"], ["s"], axis=1),
+             node("ReduceMax", ["s"], ["m"], axes=[2]), node("Sub", ["s", "m"], ["z"]),
+             node("Transpose", ["z"], ["y"], perm=[0, 2, 1])]
+    made = model(nodes, {"x": ["b", 1, "n"]}, ["y"], {"w": draw.random((4, 1, 150), np.float32),
+                                                      "v": draw.random((4, 4, 5), np.float32)}, opset=17)
+    compiled = anyshape.compile_onnx(made)
+    x = draw.random((2, 1, 400), np.float32)
+    with anyshape.load(anyshape.save(compiled, tmp_path / "small.any")) as loaded:
+        np.testing.assert_array_equal(loaded(x), compiled(x))
+
+
+def test_dims_of_one_are_squeezed_where_a_call_has_them():
+    made = model([helper.make_node("Squeeze", ["x"], ["y"])], {"x": ["a", "b", 3]}, ["y"], opset=13)
+    made.graph.output[0].ClearField("type")
+    compiled, draw = anyshape.compile_onnx(made), np.random.default_rng(0)
+    for shape in ((2, 4, 3), (2, 1, 3), (1, 5, 3), (0, 2, 3), (5, 2, 3)):
+        x = draw.random(shape, np.float32)
+        np.testing.assert_array_equal(compiled(x), np.squeeze(x))
+
+
+def test_random_numbers_are_drawn_anew_at_each_operator_and_call():
+    node = helper.make_node
+    nodes = [node("RandomNormalLike", ["x"], ["a"], mean=5.0, scale=0.1), node("RandomUniformLike", ["x"], ["b"]),
+             node("RandomUniformLike", ["x"], ["c"]), node("Sub", ["b", "c"], ["d"]),
+             node("Bernoulli", ["b"], ["e"]), node("Multinomial", ["x"], ["f"], sample_size=50)]
+    made = model(nodes, {"x": ["n", 4]}, ["a", "d", "e", "f"], opset=15)
+    for one in made.graph.output:
+        one.ClearField("type")
+    compiled, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    x = np.tile(np.log(np.array([0.5, 0.5, 1e-9, 1e-9], np.float32)), (200, 1))
+    a, d, e, f = compiled(x)
+    assert anyshape.stats()["programs"] == before
+    assert abs(float(a.mean()) - 5) < 0.05 and abs(float(a.std()) - 0.1) < 0.02
+    assert np.abs(d).max() > 0.5 and set(np.unique(e)) == {0.0, 1.0} and e.dtype == np.float32
+    assert f.shape == (200, 50) and f.dtype == np.int32 and set(np.unique(f)) == {0, 1}
+    assert not np.array_equal(a, compiled(x)[0]) and compiled(x[:3])[0].shape == (3, 4)
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("Relu", {}), ("LeakyRelu", {"activation_params": [0.2]}),
+                                               ("Clip", {"activation_params": [-0.1, 0.3]}), ("Tanh", {})])
+def test_convolutions_with_an_activation(name, numbers):
+    draw = np.random.default_rng(0)
+    node = helper.make_node("FusedConv", [*"xwbz"], ["y"], domain="com.microsoft", activation=name, **numbers)
+    made = model([node], {"x": ["n", 2, "h", "w"], "z": ["n", 3, "h", "w"]}, ["y"], {
+        "w": draw.standard_normal((3, 2, 1, 1)).astype(np.float32), "b": draw.random(3, np.float32)}, opset=17)
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    shapes = {"x": (2, 2, 3, 4), "z": (2, 3, 3, 4)}
+    same(made, anyshape.compile_onnx(made), {key: draw.standard_normal(shape).astype(np.float32)
+                                             for key, shape in shapes.items()})
+
+
+def test_nodes_come_in_any_order():
+    node = helper.make_node
+    nodes = [node("Add", ["b", "c"], ["y"]), node("Mul", ["a", "a"], ["b"]), node("Neg", ["x"], ["c"]),
+             node("Abs", ["x"], ["a"])]
+    made = model(nodes, {"x": ["n"]}, ["y"])
+    same(made, anyshape.compile_onnx(made), {"x": np.arange(-3, 4, dtype=np.float32)})
+    made.graph.node[3].input[0] = "y"
+    with pytest.raises(AnyShapeError, match="is not there"):
+        anyshape.compile_onnx(made)(np.ones(3, np.float32))

@@ -28,26 +28,37 @@ from anyshape.sym.expr import evaluate, evaluate_all
 
 def verify(plan: Plan, stage: str = "") -> None:
     """Checks what can be checked of a plan at that stage: its order, lives and launch groups, and, once there are
-    offsets, its layout at the hints.
+    offsets, its layout at the hints, where the program takes these sizes.
 
     Raises:
         VerifyError: see `judge`; or what is returned or saved is not made; a buffer that a call makes is touched
             outside of its life, or a tensor that is let go is needed later; steps of a launch group cannot be done as
             one. It names the stage.
     """
-    hints = dict(plan.facts.hints)
-    names = {name for name, *_ in plan.facts.ranges} | hints.keys()
     try:
         _check_order(plan)
         _check_lives(plan)
         buffers = {buffer.name: buffer for buffer in plan.buffers}
         for first, last in plan.together:
             _check_group(plan, first, last, buffers)
-        if plan.offsets:
-            judge(plan, {name: hints.get(name, 64) for name in names})
+        values = _usual_sizes(plan) if plan.offsets else None
+        if values is not None:
+            judge(plan, values)
     except VerifyError as error:
         where = f"after {stage}" if stage else ""
         raise VerifyError(error.what, where=where, why=error.why, do=error.do) from None
+
+
+def _usual_sizes(plan: Plan) -> dict[str, int] | None:
+    """The hints, and one number for the other sizes, such that no size inside is below 0; None where none was found: a
+    layout is judged at the sizes of a call anyway."""
+    hints = dict(plan.facts.hints)
+    names = {name for name, *_ in plan.facts.ranges} | hints.keys()
+    for number in (64, 1 << 10, 1 << 16):
+        values = {name: hints.get(name, number) for name in names}
+        if min(evaluate_all(plan.nonnegative, values), default=0) >= 0:
+            return values
+    return None
 
 
 def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | None = None, arena: int | None = None,

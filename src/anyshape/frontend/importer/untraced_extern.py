@@ -36,12 +36,13 @@ def translated(t: Translator, target: Any, arguments: Sequence[Any], keywords: M
 
 
 def extern_call(builder: Builder, target: str, arguments: Sequence[Any], keywords: Mapping[str, Any], types: Any,
-                resolved: Callable[[Any], Any]) -> Any:
+                resolved: Callable[[Any], Any], effect: bool = False) -> Any:
     """Appends a call; see ops/extern.py.
 
     Args:
         target: of an overload, such as "aten.sort.stable". types: of the results, one or a tuple.
         resolved: makes an operand of what an importer has for one, and leaves all else.
+        effect: the call does more than give its results, as one that draws random numbers.
 
     Returns:
         The result, or a tuple where `types` is one.
@@ -71,5 +72,5 @@ def extern_call(builder: Builder, target: str, arguments: Sequence[Any], keyword
     named = tuple((key, entry(one)) for key, one in keywords.items())
     flat = types if isinstance(types, tuple) else (types,)
     results = builder.multi("extern", *operands, name=target.split(".")[1], types=flat, target=target,
-                            template=(("args", *given), ("kwargs", *named)), effect=False)
+                            template=(("args", *given), ("kwargs", *named)), effect=effect)
     return results if isinstance(types, tuple) else results[0]

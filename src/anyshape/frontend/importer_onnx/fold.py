@@ -18,6 +18,7 @@ from anyshape.frontend.symbols import known as k
 from anyshape.frontend.symbols.known import MOST, Known, Unknown, known
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.sym.expr import Expr, product
+from anyshape.sym.prover import prove_nonnegative
 
 Fold = Callable[[Call], Any]
 FOLDS: dict[str, Fold] = {}
@@ -88,8 +89,12 @@ def _arithmetic(function: Callable[..., Any]) -> Fold:
         for other in operands[1:]:
             if c.name in ("Div", "Mod"):
                 for divisor in other.items():  # a model that divides by a size takes it not to be 0
-                    if isinstance(divisor, Expr) and k.compared(c.t.sizes.facts(), "ge", divisor, 0):
-                        c.assume(divisor - 1)
+                    if isinstance(divisor, Expr):
+                        (c.assume if prove_nonnegative(c.t.sizes.facts(), divisor) else c.presume)(divisor - 1)
+            if c.name == "Div":  # rounds toward zero: a formula for each sign
+                for divided in result.items():
+                    if isinstance(divided, Expr):
+                        c.presume(divided)
             result = k.each(lambda a, b: function(c.t.sizes.facts(), a, b), result, other, dtype=result.dtype)
         return result
     return rule

@@ -1,6 +1,8 @@
-"""Translations of ONNX matrix products, of floats, of whole numbers, and by Einstein's notation.
+"""Translations of ONNX matrix products, of floats, whole numbers, weights of few bits, and by Einstein's notation.
 
     Gemm(a, b, c, transB=1)  -->  add(matmul(a, permute(b | dims=(1, 0))), c)
+
+Packed weights are what a program holds: their numbers are unpacked by one kernel of each call, a matrix at a time.
 """
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from typing import Any
 from anyshape.frontend.aten.matmul import matmul as product_of
 from anyshape.frontend.aten.matmul import turned
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float, wide
+from anyshape.frontend.importer_onnx.index import wrapped
+from anyshape.frontend.importer_onnx.pointwise import activated
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
-from anyshape.sym.expr import Size, product
+from anyshape.sym.expr import Size, floordiv, product
 
 
 def matmul(c: Call, a: Value, b: Value, row: str = "") -> Value:
@@ -118,6 +122,11 @@ def gemm(c: Call) -> Any:
     return found
 
 
+@translates("FusedGemm", domain=MICROSOFT)
+def fused_gemm(c: Call) -> Any:
+    return activated(c, gemm(c))
+
+
 @translates("Einsum")
 def einsum(c: Call) -> Any:
     operands = c.values()
@@ -192,3 +201,85 @@ def _pair(c: Call, x: Value, term: str, y: Value, other: str, later: str,
     found = _multiplied(c, laid(c.t.cast(x, kind), term, rows, inner), laid(c.t.cast(y, kind), other, inner, columns))
     made = [*batch, *rows, *columns]
     return c.t.reshape(c.t.cast(found, dtype), [sizes[letter] for letter in made]), "".join(made)
+
+
+# ---- weights of few bits, a scale for each block of them: language models as they are given out
+
+
+def unpacked(c: Call, packed: Value, bits: int) -> Value:
+    """Numbers of so many bits [..., K*8/bits] in i32, of bytes [..., K]: the lowest bits of a byte are the first."""
+    if packed.tensor.dtype != "u8" or bits not in (2, 4, 8):
+        raise Decline(f"numbers of {bits} bits in {packed.tensor.dtype}")
+    each = 8 // bits
+    numbers = c.t.cast(packed, "i32")
+    if each == 1:
+        return numbers  # type: ignore[no-any-return]
+    shape = packed.tensor.shape
+    places = c.t.cast(c.t.iota(each, 0, bits), "i32")
+    apart = c.op("shift_right", c.t.reshape(numbers, (*shape, 1)), places)
+    apart = c.op("bit_and", apart, (1 << bits) - 1)
+    return c.t.reshape(apart, (*shape[:-1], shape[-1] * each))  # type: ignore[no-any-return]
+
+
+def _zeros(c: Call, zero: Value | None, bits: int, shape: tuple[Size, ...], middle: int) -> Any:
+    """Zero points of that shape in f32: given as floats, packed along the last dim, or `middle` for all."""
+    if zero is None:
+        return float(middle)
+    if not is_float(zero.tensor.dtype):
+        lead, blocks = shape[:-1], shape[-1]
+        zero = unpacked(c, c.t.reshape(zero, (*lead, floordiv(blocks * bits + 7, 8))), bits)
+        zero = c.t.window(zero, len(lead), 0, blocks)
+    return c.t.cast(c.t.reshape(zero, shape), "f32")
+
+
+def _spread(c: Call, x: Any, dim: int, block: int, size: Size) -> Any:
+    """A number per block as one per element along a dim of that size."""
+    if not isinstance(x, Value):
+        return x
+    return c.t.window(c.op("repeat", x, dim=dim, times=block), dim, 0, size)
+
+
+@translates("MatMulNBits", domain=MICROSOFT)
+def matmul_of_blocks(c: Call) -> Any:
+    x, packed, scales = c.value(0), c.value(1), c.value(2)
+    inner, columns, block, bits = c.attr("K"), c.attr("N"), c.attr("block_size"), c.attr("bits", 4)
+    if c.attr("weight_prepacked", 0):
+        raise Decline("weights that are packed for one processor")
+    if x.tensor.shape[-1] != inner:
+        raise Mismatch(x.tensor.shape[-1], inner)
+    blocks = -(-inner // block)
+    numbers = unpacked(c, c.t.reshape(packed, (columns, blocks * block * bits // 8)), bits)
+    numbers = c.t.cast(c.t.window(numbers, 1, 0, inner), "f32")
+    scales = c.t.reshape(c.t.cast(scales, "f32"), (columns, blocks))
+    zero = _zeros(c, c.value(3) if c.has(3) else None, bits, (columns, blocks), 1 << (bits - 1))
+    if c.has(4):
+        group = wrapped(c, 4, blocks)
+        zero, scales = (c.op("take", one, group, dim=1) if isinstance(one, Value) else one for one in (zero, scales))
+    else:
+        zero, scales = (_spread(c, one, 1, block, inner) for one in (zero, scales))
+    weights = c.t.cast(c.op("mul", c.op("sub", numbers, zero), scales), x.tensor.dtype)
+    found = matmul(c, x, turned(c.t, weights))
+    return c.t.pointwise("add", found, c.value(5), dtype=found.tensor.dtype) if c.has(5) else found
+
+
+@translates("GatherBlockQuantized", domain=MICROSOFT)
+def gather_of_blocks(c: Call) -> Any:
+    x, scales, bits = c.numbers_of(0), c.value(2), c.attr("bits", 4)
+    packed = c.dtype(0) == "u8"
+    axis, block = c.axis(0, name="gather_axis"), c.attr("block_size", 128)
+    along = c.axis(1, name="quantize_axis")
+    zero: Any = c.numbers_of(3) if c.has(3) else None
+    if axis == along or (packed and bits < 8 and along != x.tensor.rank - 1):
+        raise Decline("a lookup along blocks, or bytes that are packed across them")
+    at = wrapped(c, 1, x.tensor.shape[axis])
+    x, scales = (c.op("take", one, at, dim=axis) for one in (x, scales))
+    zero = None if zero is None else c.op("take", zero, at, dim=axis)
+    along += at.tensor.rank - 1 if along > axis else 0
+    numbers = c.t.cast(unpacked(c, x, bits) if packed else x, "f32")
+    if packed:
+        zero = _zeros(c, zero, bits, scales.tensor.shape, 1 << (bits - 1))
+    else:
+        zero = 0.0 if zero is None else c.t.cast(zero, "f32")
+    size = numbers.tensor.shape[along]
+    zero, wide = (_spread(c, one, along, block, size) for one in (zero, c.t.cast(scales, "f32")))
+    return c.t.cast(c.op("mul", c.op("sub", numbers, zero), wide), scales.tensor.dtype)

@@ -221,6 +221,28 @@ _aten("Mish", aten.mish.default)
 _aten("Softplus", aten.softplus.default)
 
 
+def activated(c: Call, x: Value) -> Value:
+    """The tensor behind the activation of a fused operator, which attributes name, with its numbers."""
+    name = c.attr("activation", "")
+    numbers = c.attr("activation_params") or [
+        c.attr(key) for key in ("activation_alpha", "activation_beta") if c.attr(key) is not None]
+    first, second = (*(float(one) for one in numbers), None, None)[:2]
+    if name in ("Sigmoid", "Tanh"):
+        return c.op(name.lower(), x)
+    if name == "Relu":
+        return c.aten(aten.relu.default, x, types=x.tensor)  # type: ignore[no-any-return]
+    if name == "LeakyRelu":
+        slope = 0.01 if first is None else first
+        return c.aten(aten.leaky_relu.default, x, slope, types=x.tensor)  # type: ignore[no-any-return]
+    if name == "HardSigmoid":
+        return _hard_sigmoid(c, x, 0.2 if first is None else first, 0.5 if second is None else second)
+    if name == "Clip" and second is not None:
+        return c.op("minimum", c.op("maximum", x, first), second)
+    if name:
+        raise Decline(f"the activation {name}")
+    return x
+
+
 @translates("Gelu")
 def gelu(c: Call) -> Any:
     x = c.value(0)
@@ -244,8 +266,11 @@ def in_wide(c: Call, x: Value, body: Callable[[Value], Value]) -> Value:
 
 @translates("HardSigmoid")
 def hard_sigmoid(c: Call) -> Any:
-    alpha, beta = float(c.attr("alpha", 0.2)), float(c.attr("beta", 0.5))
-    return in_wide(c, c.value(0), lambda x: c.op("minimum", c.op("maximum", c.op("add", c.op("mul", x, alpha), beta),
+    return _hard_sigmoid(c, c.value(0), float(c.attr("alpha", 0.2)), float(c.attr("beta", 0.5)))
+
+
+def _hard_sigmoid(c: Call, x: Value, alpha: float, beta: float) -> Value:
+    return in_wide(c, x, lambda x: c.op("minimum", c.op("maximum", c.op("add", c.op("mul", x, alpha), beta),
                                                                  0.0), 1.0))
 
 

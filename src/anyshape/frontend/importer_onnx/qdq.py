@@ -282,6 +282,7 @@ def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
     parts = [OnnxNode("DequantizeLinear", "", 13, tuple(given[3 * i:3 * i + 3]), (f"{prefix}{i}",))
              for i in range(count)]
     kept = {name: value for name, value in node.attributes.items() if name not in ("channels_last", "opset")}
+    version = min(version, node.attributes.get("opset", version))
     middle = OnnxNode(op, "", version, tuple(part.outputs[0] for part in parts), (f"{prefix}y",), kept, node.name)
     return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
 

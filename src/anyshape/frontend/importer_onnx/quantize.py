@@ -69,14 +69,14 @@ def quantize(c: Call) -> Any:
 
 @translates("DequantizeLinear")
 def dequantize(c: Call) -> Any:
-    x, scale = c.value(0), c.value(1)
+    x, scale = c.numbers_of(0), c.value(1)
     rank = max(x.tensor.rank, 1)
     axis, block = c.attr("axis", 1) % rank if rank > 1 else 0, c.attr("block_size", 0)
     kind = scale.tensor.dtype
     inner = "f32" if kind in ("f16", "bf16") else kind
     y = converted(c, x, inner)
     if c.has(2):
-        zero = converted(c, c.value(2), inner)
+        zero = converted(c, c.numbers_of(2), inner)
         y = c.t.pointwise("sub", y, aligned(c, zero, x, axis, block), dtype=inner)
     out = c.t.pointwise("mul", y, aligned(c, scale, x, axis, block), dtype=inner)
     wanted = ELEMENTS.get(c.attr("output_dtype", 0), kind)

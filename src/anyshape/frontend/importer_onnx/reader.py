@@ -6,6 +6,7 @@ the model are read by plain relative names only: no absolute ones, no "..", no l
 from __future__ import annotations
 
 import functools
+import heapq
 import math
 import os
 import stat
@@ -25,6 +26,7 @@ from anyshape.frontend.importer_onnx.model import (
     OnnxGraph,
     OnnxNode,
     OnnxValue,
+    captured,
 )
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 
@@ -113,7 +115,7 @@ class Reader:
                 if name and name in made:
                     raise _refuse(f"the value {name!r} is made twice", "each name is given once", where=str(node))
                 made.add(name)
-        return OnnxGraph(proto.name, inputs, outputs, constants, nodes)
+        return OnnxGraph(proto.name, inputs, outputs, constants, _in_order(nodes))
 
     def _value(self, proto: Any) -> OnnxValue:
         if not proto.type.HasField("tensor_type"):
@@ -151,8 +153,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
-        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes that older operator sets lack
+        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND"):
+            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes and sets of operators that lack them
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 
@@ -307,6 +309,33 @@ def _check_arity(proto: Any, domain: str, version: int) -> None:
         raise _refuse(f"the node {proto.op_type} {proto.name or ', '.join(proto.output)} is not well formed",
                       f"it has {len(proto.input)} operands and {len(proto.output)} results; the operator takes "
                       f"{found[0]} to {found[1]}, and gives at most {found[2]}")
+
+
+def _in_order(nodes: tuple[OnnxNode, ...]) -> tuple[OnnxNode, ...]:
+    """The nodes in an order in which they can run, that of the file where it is one; some tools append what belongs in
+    front. Nodes of a cycle come last, as they stand."""
+    makers = {name: place for place, node in enumerate(nodes) for name in node.outputs if name}
+    waits: list[set[int]] = []
+    for node in nodes:
+        inner = [name for value in node.attributes.values() if isinstance(value, OnnxGraph) for name in captured(value)]
+        waits.append({makers[name] for name in (*node.inputs, *inner) if name in makers})
+    if all(place > max(before, default=-1) for place, before in enumerate(waits)):
+        return nodes
+    readers: dict[int, list[int]] = {}
+    for place, before in enumerate(waits):
+        for one in before:
+            readers.setdefault(one, []).append(place)
+    ready = [place for place, before in enumerate(waits) if not before]
+    order: list[int] = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for reader in readers.get(place, ()):
+            waits[reader].discard(place)
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    left = set(range(len(nodes))) - set(order)
+    return tuple(nodes[place] for place in (*order, *sorted(left)))
 
 
 def _resolved(proto: Any, outer: Mapping[str, Any]) -> Any:

@@ -75,13 +75,24 @@ def squeeze(c: Call) -> Any:
     axes = c.ints(1, "axes")
     rank = x.tensor.rank
     if axes is None:
-        chosen = {d for d, n in enumerate(x.tensor.shape) if n == 1}
+        chosen = {d for d, n in enumerate(x.tensor.shape) if _is_one(c, n)}
     else:
         chosen = {c.dim(axis, rank) for axis in axes}
     for d in chosen:
         if x.tensor.shape[d] != 1:
             raise Mismatch(x.tensor.shape[d], 1)
     return c.t.reshape(x, tuple(n for d, n in enumerate(x.tensor.shape) if d not in chosen))
+
+
+def _is_one(c: Call, size: Size) -> bool:
+    """Whether a size is 1. One that is not known is taken to be larger; calls in which it is 1, or 0, have programs of
+    their own."""
+    for least in (2, 1):
+        if not prove_at_most(c.t.sizes.facts(), size, least - 1):
+            c.presume(size - least)
+        if prove_at_most(c.t.sizes.facts(), least, size):
+            return least == 1
+    return False
 
 
 @translates("Unsqueeze")

@@ -1,17 +1,21 @@
-"""Translations of ONNX operators on signals: windows, Fourier transforms, mel weights.
+"""Translations of ONNX operators on signals: windows, Fourier transforms, mel weights; and of random numbers.
 
     HannWindow(n)  -->  sub(0.5, mul(0.5, cos(mul(iota(n), 2*pi/n))))
 """
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import floordiv
+from anyshape.sym.expr import Size, floordiv
+from anyshape.torch_compat import aten
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 _WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0),
             "BlackmanWindow": (0.42, 0.5, 0.08)}
@@ -72,3 +76,40 @@ def mel_weights(c: Call) -> Any:
     dtype = ELEMENTS[c.attr("output_datatype", 1)]
     return c.extern("onnx.mel_weights", bins, length, rate, low, high, dtype,
                     types=TensorType(dtype, (length // 2 + 1, bins)))
+
+
+# ---- random numbers: ONNX does not say which, so they are PyTorch's
+
+
+def _drawn(c: Call, name: str, shape: Sequence[Size], dtype: str) -> Value:
+    if c.attr("seed") is not None:
+        raise Decline("numbers by a seed of the model's own")
+    kind = dtype if dtype in ("f32", "f64") else "f32"
+    found = c.extern(f"aten.{name}.default", list(shape), types=TensorType(kind, tuple(shape)), effect=True,
+                     why="random numbers are PyTorch's", dtype=TORCH_DTYPES[kind])
+    return c.t.cast(found, dtype)  # type: ignore[no-any-return]
+
+
+@translates("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+def random_numbers(c: Call) -> Any:
+    like = c.name.endswith("Like")
+    shape = c.kind(0).shape if like else c.attr("shape")
+    dtype = ELEMENTS[c.attr("dtype")] if c.attr("dtype") is not None else c.dtype(0) if like else "f32"
+    if "Normal" in c.name:
+        scale, start = c.attr("scale", 1.0), c.attr("mean", 0.0)
+    else:
+        start = c.attr("low", 0.0)
+        scale = c.attr("high", 1.0) - start
+    found = _drawn(c, "randn" if "Normal" in c.name else "rand", shape, dtype)
+    return c.op("add", c.op("mul", found, float(scale)), float(start))
+
+
+@translates("Multinomial")
+def multinomial(c: Call) -> Any:
+    if c.attr("seed") is not None:
+        raise Decline("numbers by a seed of the model's own")
+    x, count = c.value(0), c.attr("sample_size", 1)
+    shares = c.aten(aten._softmax.default, x, 1, False, types=x.tensor)
+    found = c.extern("aten.multinomial.default", shares, count, True, effect=True, why="random numbers are PyTorch's",
+                     types=TensorType("i64", (x.tensor.shape[0], count)))
+    return c.t.cast(found, ELEMENTS[c.attr("dtype", 6)])

@@ -8,7 +8,8 @@ import math
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx.pointwise import activated
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.convolution import extent
@@ -48,6 +49,12 @@ def around(c: Call, x: Value, low: list[Size], high: list[Size], value: Any = 0.
 @translates("Conv")
 def conv(c: Call) -> Any:
     return convolved(c, c.value(0), c.value(1), c.value(2) if c.has(2) else None)
+
+
+@translates("FusedConv", domain=MICROSOFT)
+def fused_conv(c: Call) -> Any:
+    found = conv(c)
+    return activated(c, c.op("add", found, c.value(3)) if c.has(3) else found)
 
 
 def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:

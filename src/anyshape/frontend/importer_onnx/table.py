@@ -18,6 +18,7 @@ from anyshape.frontend.importer.untraced_extern import extern_call, translated
 from anyshape.frontend.importer_onnx.model import MICROSOFT as MICROSOFT
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
 from anyshape.frontend.symbols.known import Known, known
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.ir.graph import Attr, Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.pointwise import POINTWISE
@@ -34,6 +35,9 @@ def translates(*names: str, domain: str = "") -> Callable[[Row], Row]:
             ROWS[domain, name] = row
         return row
     return add
+
+
+_WIDER = {"int4": "i8", "uint4": "u8", "int2": "i8", "uint2": "u8", "float8": "f32", "float4": "f32"}
 
 
 class NeedsSize(Exception):
@@ -85,18 +89,21 @@ class Call:
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
     is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
-    checked for. ask: notes that the result is a comparison of sizes.
+    checked for. presume: the same, but calls in which it is below 0 get a program of their own. ask: notes that the
+    result is a comparison of sizes.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
                  constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None],
-                 assume: Callable[[Size], None], ask: Callable[[Condition], None]) -> None:
+                 assume: Callable[[Size], None], presume: Callable[[Size], None],
+                 ask: Callable[[Condition], None]) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
         self.constant = constant
         self._note = note
         self.assume = assume
+        self.presume = presume
         self.ask = ask
 
     def op(self, row: str, *operands: Any, **attrs: Attr) -> Value:
@@ -156,6 +163,14 @@ class Call:
         """An operand as a tensor of the program."""
         return self.tensor(self.at(place))
 
+    def numbers_of(self, place: int) -> Value:
+        """An operand as a tensor of the program; numbers of a constant that torch has no dtype for by a wider one:
+        whole ones of less than 8 bits by i8 or u8, floats of 8 bits or less by f32."""
+        found = self.at(place)
+        if isinstance(found, Known) and (wider := _WIDER.get(found.dtype.split("_")[0])):
+            found = known(found.array.astype(numpy_dtype(wider)), wider)
+        return self.tensor(found)
+
     def values(self) -> list[Value]:
         """All operands."""
         return [self.tensor(one) for one in self.inputs]
@@ -195,6 +210,8 @@ class Call:
             return self.t.reshape(self.op("concat", *parts, dim=0), one.shape)
         if one.dtype == "string":
             raise Decline("text")
+        if one.dtype.split("_")[0] in _WIDER:
+            raise Decline(f"numbers of {one.dtype}")
         if one.array.size and one.array.size <= 1 and one.dtype not in ("u16", "u32", "u64", "c64", "c128"):
             return self.t.full(one.array.reshape(-1)[0].item() if one.dtype != "bf16"
                                else float(one.array.reshape(-1)[0]), one.shape, one.dtype)
@@ -266,10 +283,10 @@ class Call:
         return self.extern(str(target), *arguments, types=types, why=why, **keywords)
 
     def extern(self, target: str, *arguments: Any, types: Any, why: str = "our op table has no such operator",
-               **keywords: Any) -> Any:
+               effect: bool = False, **keywords: Any) -> Any:
         """A step by PyTorch; see ops/extern.py."""
         results = extern_call(self.t.builder, target, arguments, keywords, types,
-                              lambda one: self.tensor(one) if isinstance(one, Known) else one)
+                              lambda one: self.tensor(one) if isinstance(one, Known) else one, effect)
         self._note(target, why)
         return results
 

@@ -113,7 +113,8 @@ class Imported:
 
     takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed, left:
     values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
-    graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
+    graph's last inputs. needs: sizes that must be at least 0; presumed: those of which a call in which they are not
+    gets another program. externs, equalities: as in importer/graph_inputs.py.
     nodes: how many it has of the model's. kinds: of what it gives, the type, or the elements where they are formulas.
     """
 
@@ -125,6 +126,7 @@ class Imported:
     externs: list[tuple[str, str, str]]
     equalities: list[tuple[str, Size]]
     needs: tuple[Size, ...] = ()
+    presumed: tuple[Size, ...] = ()
     cut: Cut | None = None
     nodes: int = 0
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -163,6 +165,7 @@ class Walk:
         self.held: dict[int, tuple[np.ndarray, Value]] = {}
         self.externs: list[tuple[str, str, str]] = []
         self.needs: list[Size] = []
+        self.presumed: list[Size] = []
         self.same: dict[Size, Size] = {}
         self.decided = dict(decided)
         self.asked: dict[str, Condition] = {}  # results that are comparisons of sizes
@@ -324,7 +327,7 @@ class Walk:
             settled = [self._cut(one) for one in inputs]
             try:
                 return attempt(Call(node, settled, self.t, self._constant, self._note, self.assume,
-                                    lambda condition: self.asked.update({node.outputs[0]: condition})))
+                                    self.presume, lambda condition: self.asked.update({node.outputs[0]: condition})))
             except Mismatch as found:
                 del self.builder.nodes[mark[0]:]
                 del self.externs[mark[1]:]
@@ -354,6 +357,13 @@ class Walk:
         self.builder.facts = facts
         assert isinstance(self.t.sizes, NamedSizes)
         self.t.sizes.given = facts
+
+    def presume(self, size: Size) -> None:
+        """Takes a size to be at least 0, or below, as a call said that another program refused."""
+        at_least = self.decided.get(Condition("ge", size, 0), True)
+        if at_least and not isinstance(size, int) and not prove_nonnegative(self.builder.facts, size):
+            self.presumed.append(size)
+        self.assume(size if at_least else -size - 1)
 
     def _folded(self, c: Call) -> tuple[Any, ...] | None:
         fold = FOLDS.get(c.name) if not c.node.domain else None
@@ -513,7 +523,8 @@ class Walk:
         check_bound(graph)
         graph, constants = self._needed(graph)
         return Imported(graph, tuple(self.takes), tuple(gives), fixed, constants, self.externs,
-                        list(self.equal.items()), tuple(self.needs), cut, place, left, renames, kinds)
+                        list(self.equal.items()), tuple(self.needs), tuple(self.presumed), cut, place, left, renames,
+                        kinds)
 
     def _needed(self, graph: Graph) -> tuple[Graph, list[torch.Tensor]]:
         """The graph without constants that nothing reads: weights in another form, and floats that nobody asked for."""
@@ -527,7 +538,8 @@ class Walk:
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):
             node = OnnxNode("Identity", "", 13, (), ())
-            return Call(node, (), self.t, self._constant, self._note, self.assume, lambda _: None).tensor(found)
+            return Call(node, (), self.t, self._constant, self._note, self.assume, self.presume,
+                        lambda _: None).tensor(found)
         assert isinstance(found, Value)
         return found
 
@@ -573,11 +585,15 @@ def imported(name: str, reader: Reader, target: Target, entries: Sequence[Entry]
         NeedsSize: the elements of an input are wanted. InputError: the model, or these sizes, are wrong.
     """
     equal = dict(ones)
+    presumed: list[Size] = []  # what is found equal may be so by that
     for _ in range(256):
+        walk = Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts, decided)
         try:
-            return Walk(name, reader, target, entries, nodes, outputs, constants, equal, facts,
-                        decided).run()
+            made = walk.run()
+            made.presumed = (*presumed, *made.presumed)
+            return made
         except Equal as found:
+            presumed += [one for one in walk.presumed if one not in presumed]
             size = substitute(found.size, equal)
             if found.name in symbols_of(size):
                 raise InputError(f"the size {found.name} would be {size}", where=name, why="that is no number",

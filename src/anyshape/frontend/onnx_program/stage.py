@@ -202,6 +202,12 @@ class Stage:
                 tried = tried or error
         assert tried is not None
         base, key = self._variant(key, frozenset(), values)
+        broken = [one for size in base.made.presumed if (one := Condition("ge", size, 0)) not in self.conditions
+                  and not self._holds(one, values)]
+        if broken:
+            with self.shared.lock:
+                self.conditions += broken
+            return self._call(values)
         ones = self._differing(base, values)
         if not ones or ones in self.ones.get(key, ()):
             raise tried
