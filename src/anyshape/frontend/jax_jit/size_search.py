@@ -3,8 +3,8 @@
     x[x_0, x_1], weights f[f_0, x_1]  --"f_0 should be 8"-->  x[x_0, x_1], weights f[8, x_1]
 
 A number is what costs a program for each size, so few dims become one, and none that only was equal to one by chance:
-of dims that were one size those of arrays within trees come first, as weights are; where an error named no size, the
-guess is tried again as soon as all else is found; and so are all once a call tells them apart.
+of dims that were one size those of arrays within trees come first, as weights are; the others, and those that no error
+named, are tried again as soon as the rest is found; and so are all once a call tells them apart.
 """
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ class SizeSearch:
     def started(self, avals: Sequence[Any], sizes: Sizes) -> SizeClasses:
         """What a program for these sizes, which no other fits, may take for granted at first."""
         self.calls.append(sizes)
-        self.frozen = {places: reason for places, reason in self.frozen.items()
-                       if len({tuple(call[place] for call in self.calls) for place in places}) == 1}
+        apart = False  # those after one that is told apart may be numbers because of it
+        for places in list(self.frozen):
+            apart = apart or len({tuple(call[place] for call in self.calls) for place in places}) > 1
+            if apart:
+                del self.frozen[places]
         ranks = [len(aval.shape) for aval in avals]
         self.names = names_of(self.labels, ranks)
         at = 0
@@ -71,7 +74,7 @@ class SizeSearch:
             if inner or self.trials != MOST_FROZEN + 1:
                 places = inner or places
                 self.frozen[places] = f"the size {name} is the number {sizes[places[0]]}: {reason}"
-                if name not in said:
+                if not inner or name not in said:
                     self.guesses.append(places)
         return self._classes(classes.facts)
 

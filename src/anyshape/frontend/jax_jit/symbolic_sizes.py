@@ -22,6 +22,7 @@ with needed_by("anyshape.jax.jit"):
     from jax import export
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
+CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
 OPERATIONS = {"mod": operator.mod, "floordiv": operator.floordiv, "max": max, "min": min}
 
 Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
@@ -53,18 +54,22 @@ class SizeClasses:
             return None
 
     def comparison(self, said: str, sizes: Sizes) -> tuple[str, str] | None:
-        """The fact that JAX says it has to know, as it is at some sizes; None: it says something else, or knew."""
+        """The fact that JAX says it has to know, or that would tell which of two sizes a maximum or minimum is in what
+        it says, as it is at some sizes; None: there is none, or JAX knew."""
         found = COMPARISON.search(said)
-        if found is None:
-            return None
-        a, sign, b = found.groups()
-        if sign in ("<", "<="):
-            a, b = b, a
-        if sign in ("<", ">"):
-            b = f"{b} + 1"
-        truth = self.compared(a, b, sizes)
-        fact = (a, b) if truth else (b, f"{a} + 1")
-        return None if truth is None or fact in self.facts else fact
+        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in CHOICE.findall(said)]:
+            if sign in ("<", "<="):
+                a, b = b, a
+            if sign in ("<", ">"):
+                b = f"{b} + 1"
+            truth = self.compared(a, b, sizes)
+            if found is None and truth is False and self.compared(b, a, sizes):
+                fact = b, a
+            else:
+                fact = (a, b) if truth else (b, f"{a} + 1")
+            if truth is not None and fact not in self.facts:
+                return fact
+        return None
 
     def knows(self, fact: tuple[str, str]) -> bool:
         """Whether all names in a fact are of sizes that are symbolic."""
