@@ -122,6 +122,11 @@ def test_how_sizes_compare_is_what_a_program_is_for() -> None:
         x = numbers(rows, 3)
         same(either(x), x[:2] if rows > 2 else x * 2)
     assert grown(before, "programs") == 3
+    cut = anyshape.jax.jit(lambda table, x: x + table[:x.shape[0]], strict=True)
+    for rows in (3, 8, 1):  # JAX takes the smaller of 8 rows and those of x
+        table, x = numbers(8, 5), numbers(rows, 5)
+        same(cut(table, x), x + table[:rows])
+    assert grown(before, "programs") == 4
     with pytest.raises(TypeError):  # of JAX: there are fewer rows than are written
         fast(numbers(3, 5), numbers(4, 5), 0)
 
