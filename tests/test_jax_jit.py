@@ -131,6 +131,18 @@ def test_how_sizes_compare_is_what_a_program_is_for() -> None:
         fast(numbers(3, 5), numbers(4, 5), 0)
 
 
+def test_nearly_largest_elements_are_the_largest() -> None:
+    fast = anyshape.jax.jit(lambda x: (jax.lax.approx_max_k(x, 2), jax.lax.approx_min_k(x, 1, reduction_dimension=0)),
+                            strict=True)
+    before = anyshape.stats()
+    for rows, width in ((3, 5), (1, 2), (4, 31)):
+        x = numbers(rows, width)
+        for found, wanted in zip(jax.tree.leaves(fast(x)), (*jax.lax.top_k(x, 2), x.min(0, keepdims=True),
+                                                            x.argmin(0, keepdims=True)), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert grown(before, "programs") == 1
+
+
 def test_what_is_equal_by_chance_does_not_become_a_number() -> None:
     def f(params: Any, key: Any, x: Any, y: Any) -> Any:
         if params["w"].shape[0] != 2 or not isinstance(params["w"].shape[0], int):
