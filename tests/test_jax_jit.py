@@ -104,6 +104,67 @@ def test_a_size_that_jax_refuses_is_a_number() -> None:
     assert "the size x_1 is the number 6" in str(fast.explain())
 
 
+def test_how_sizes_compare_is_what_a_program_is_for() -> None:
+    def f(cache: Any, new: Any, at: Any) -> Any:
+        cache = jax.lax.dynamic_update_slice(cache, new, (at, 0))
+        return cache, jax.lax.top_k(cache, 2)
+
+    fast = anyshape.jax.jit(f, strict=True)
+    before = anyshape.stats()
+    for sizes, at in (((9, 3, 5), 2), ((4, 4, 2), 0), ((7, 1, 11), 6)):
+        cache, new = numbers(sizes[0], sizes[2]), numbers(sizes[1], sizes[2])
+        found, wanted = (jax.tree.leaves(one(cache, new, at)) for one in (fast, f))
+        for a, b in zip(found, wanted, strict=True):
+            same(a, b)
+    assert grown(before, "programs") == 1
+    either = anyshape.jax.jit(lambda x: x[:2] if x.shape[0] > 2 else x * 2, strict=True)
+    for rows in (5, 3, 2, 1, 7):
+        x = numbers(rows, 3)
+        same(either(x), x[:2] if rows > 2 else x * 2)
+    assert grown(before, "programs") == 3
+    cut = anyshape.jax.jit(lambda table, x: x + table[:x.shape[0]], strict=True)
+    for rows in (3, 8, 1):  # JAX takes the smaller of 8 rows and those of x
+        table, x = numbers(8, 5), numbers(rows, 5)
+        same(cut(table, x), x + table[:rows])
+    assert grown(before, "programs") == 4
+    with pytest.raises(TypeError):  # of JAX: there are fewer rows than are written
+        fast(numbers(3, 5), numbers(4, 5), 0)
+
+
+def test_nearly_largest_elements_are_the_largest() -> None:
+    fast = anyshape.jax.jit(lambda x: (jax.lax.approx_max_k(x, 2), jax.lax.approx_min_k(x, 1, reduction_dimension=0)),
+                            strict=True)
+    before = anyshape.stats()
+    for rows, width in ((3, 5), (1, 2), (4, 31)):
+        x = numbers(rows, width)
+        for found, wanted in zip(jax.tree.leaves(fast(x)), (*jax.lax.top_k(x, 2), x.min(0, keepdims=True),
+                                                            x.argmin(0, keepdims=True)), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert grown(before, "programs") == 1
+
+
+def test_what_is_equal_by_chance_does_not_become_a_number() -> None:
+    def f(params: Any, key: Any, x: Any, y: Any) -> Any:
+        if params["w"].shape[0] != 2 or not isinstance(params["w"].shape[0], int):
+            raise ValueError(f"weights are (2, 4), not {params['w'].shape}")
+        return x @ params["w"] + y + jax.random.uniform(key, x.shape).sum()
+
+    fast = anyshape.jax.jit(f, strict=True)
+    before = anyshape.stats()
+    params = {"w": numbers(2, 4), "b": numbers(2)}
+    for rows in (2, 5, 1):
+        given = params, jax.random.key(rows), numbers(rows, 2), numbers(rows, 1)
+        same(fast(*given), f(*given))
+    assert grown(before, "programs") <= 2
+    attention = anyshape.jax.jit(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), strict=True)
+    before = anyshape.stats()
+    for batch, time in ((3, 5), (2, 7), (1, 1)):
+        x = numbers(batch, time, 3, 4)
+        same(attention(x), jax.nn.dot_product_attention(x, x, x, is_causal=True))
+    assert grown(before, "programs") <= 2
+    assert [one.reason.split(":")[0] for one in attention.explain().fallbacks] == ["the size x_3 is the number 4"]
+
+
 def test_the_user_says_which_dims_are_symbolic() -> None:
     fast = anyshape.jax.jit(lambda x, y: x + y, shapes=("n, _", None), constraints=("n <= 8",), strict=True)
     y = numbers(3)

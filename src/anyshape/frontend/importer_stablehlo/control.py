@@ -8,7 +8,7 @@ from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.lapack import LIBRARY, ROUTINES
-from anyshape.frontend.importer_stablehlo.reduce import largest, sizes_of_window, windows
+from anyshape.frontend.importer_stablehlo.reduce import largest, nearly_largest, sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import Call, translates
 from anyshape.frontend.symbols.known import Comparison, Known
 
@@ -73,11 +73,15 @@ def custom_call(c: Call) -> Any:
         return windows(c, c.walk.body(c.attr("called_computations")[0]), len(c.operation.outputs), sizes_of_window(c))
     if name == "mhlo.topk" and c.attr("mhlo.attributes", {}).get("largest"):
         return largest(c, c.attr("mhlo.attributes")["k"])
+    settings = c.attr("mhlo.backend_config") or {}
+    if name == "ApproxTopK" and settings.get("aggregate_to_topk") and len(c.operation.outputs) == 2:
+        return nearly_largest(c, c.walk.body(c.attr("called_computations")[0]), settings["reduction_dim"],
+                              settings["top_k"])
     if name in PASSED_ON:
         return tuple(c.inputs)
     library = LIBRARY.match(name)
     if library is not None and library["routine"] in ROUTINES:
-        return ROUTINES[library["routine"]](c, c.attr("mhlo.backend_config") or {})
+        return ROUTINES[library["routine"]](c, settings)
     raise Decline(f"a call of {name}")
 
 

@@ -480,6 +480,17 @@ def largest(c: Call, count: int) -> Any:
     return values, c.t.cast(places, "i32")
 
 
+def nearly_largest(c: Call, order: Block, dim: int, count: int) -> Any:
+    """The first elements of a dim by an order, and the others at their places: none is missed, as XLA may."""
+    x, others = c.value(0), c.value(1)
+    descending = _probe(c, order, 1, 0, 0, 0)
+    if descending is None or descending == _probe(c, order, 0, 1, 0, 0) or not 0 <= dim < x.tensor.rank:
+        raise Decline("its body is no order")
+    kinds = (x.tensor.dense(), c.type(x.tensor.shape, "i64"))
+    values, places = c.aten(aten.sort.stable, x, stable=True, dim=dim, descending=bool(descending[0]), types=kinds)
+    return c.t.window(values, dim, 0, count), _along(c, others, c.t.window(places, dim, 0, count), dim)
+
+
 def _ranked(c: Call, x: Value) -> Value:
     """Numbers whose usual order is the total order of floats, in which -0 is below 0 and a negative NaN below -inf."""
     if x.tensor.dtype == "f64":

@@ -22,7 +22,8 @@ from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.importer_stablehlo.callable import StablehloCallable, to_jax
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
 from anyshape.frontend.jax_jit import ffi_handler, ffi_programs
-from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused, specs_of
+from anyshape.frontend.jax_jit.size_search import SizeSearch
+from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, specs_of
 from anyshape.frontend.programs.session import Compilation
 
 with needed_by("anyshape.jax.jit"):
@@ -34,7 +35,6 @@ with needed_by("anyshape.jax.jit"):
 
 source_info_util.register_exclusion(__file__)  # programs' steps are told by the lines of the user's function
 Flat = Callable[..., tuple[Any, ...]]
-MOST_FROZEN = 6  # sizes that are made numbers one by one; then all are
 MOST_KNOWN = 1024  # sizes of calls whose program is at hand
 
 
@@ -97,21 +97,22 @@ class FlatFunction:
         function: arrays -> a tuple of arrays, as JAX traces it.
         name, labels: of it and its arguments, for messages and as names of sizes.
         specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py.
+        keys: which arguments are the words of keys of random numbers; how many words is a number.
     """
 
     def __init__(self, function: Flat, name: str, labels: Sequence[str], compilation: Compilation,
-                 specs: Sequence[Any] | None = None) -> None:
+                 specs: Sequence[Any] | None = None, keys: Sequence[int] = ()) -> None:
         self.function = function
         self.name = name
         self.labels = tuple(labels)
         self.compilation = compilation
         self.config = compilation.config
         self.specs = specs
+        self.keys = tuple(keys)
         self.plain = jax.jit(function)
         self.programs: list[SizedProgram] = []
         self.known: dict[Sizes, SizedProgram] = {}
-        self.calls: list[Sizes] = []
-        self.frozen: dict[int, str] = {}
+        self.search = SizeSearch(labels, keys)
         self.refusal = ""
         self.derived: dict[Any, FlatFunction] = {}
         self.lock = threading.RLock()
@@ -154,31 +155,29 @@ class FlatFunction:
 
     def _compiled(self, avals: Sequence[Any], sizes: Sizes) -> SizedProgram | None:
         """A new program; where JAX or the compiler refuses a symbolic size, with a number in its place."""
-        self.calls.append(sizes)
-        names = names_of(self.labels, [len(aval.shape) for aval in avals])
-        frozen = 0
+        search = self.search
+        classes = search.started(avals, sizes) if self.specs is None else SizeClasses((), {})
+        trials = 0
         while True:
-            classes = SizeClasses((), {}) if self.specs is not None else classes_of(self.calls, names, self.frozen)
             try:
-                made = self._exported(classes, self.specs or specs_of(classes, avals))
+                exported = self._exported(classes, avals)
+                if search.guesses:
+                    classes = search.released(classes, lambda free: self._exports(free, avals))
+                    exported = self._exported(classes, avals)
+                made = SizedProgram(classes, exported, self.compilation, self.config)
                 self.programs.append(made)
+                for reason in search.news():
+                    self.compilation.record(self.name, "sizes", reason)
                 return made
             except Exception as error:  # of JAX, of the function itself, or of the compiler
-                if not frozen:
+                if not trials:
                     self._raise_own(avals)
-                chosen = refused(classes, str(error)) if self.specs is None else None
-                if chosen is None:
+                trials += 1
+                narrower = search.narrowed(classes, str(error), _first_line(error)) if self.specs is None else None
+                if narrower is None:
                     self._refuse(error)
                     return None
-                frozen += 1
-                every = [chosen] if frozen <= MOST_FROZEN else list(classes.groups)
-                for name, places in every:
-                    self._freeze(name, places, sizes, error)
-
-    def _freeze(self, name: str, places: Sequence[int], sizes: Sizes, error: Exception) -> None:
-        reason = f"the size {name} is the number {sizes[places[0]]}: {_first_line(error)}"
-        self.frozen.update(dict.fromkeys(places, reason))
-        self.compilation.record(self.name, "sizes", reason)
+                classes = narrower
 
     def _raise_own(self, avals: Sequence[Any]) -> None:
         """Raises what the function itself raises at these sizes."""
@@ -186,11 +185,19 @@ class FlatFunction:
             jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                                             for aval in avals))
 
-    def _exported(self, classes: SizeClasses, specs: Sequence[Any]) -> SizedProgram:
+    def _exports(self, classes: SizeClasses, avals: Sequence[Any]) -> bool:
+        try:
+            self._exported(classes, avals)
+        except Exception:  # of JAX or of the function
+            return False
+        return True
+
+    def _exported(self, classes: SizeClasses, avals: Sequence[Any]) -> Any:
+        specs = self.specs if self.specs is not None else specs_of(classes, avals)
         with _as_part():
             exported = export.export(jax.jit(self.function), platforms=("cpu",))(*specs)
         self.compilation.tracing = (self.name, "other sizes were equal" if self.programs else "", "jax")
-        return SizedProgram(classes, exported, self.compilation, self.config)
+        return exported
 
     def _refuse(self, error: Exception) -> None:
         reason = _first_line(error)
@@ -228,7 +235,8 @@ class FlatFunction:
     def _batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
         axes = tuple(0 if one else None for one in which)
         return self._derived(("vmap", axes), lambda: FlatFunction(
-            jax.vmap(self.function, axes), f"vmap of {self.name}", self.labels, self.compilation))(*leaves)
+            jax.vmap(self.function, axes), f"vmap of {self.name}", self.labels, self.compilation,
+            keys=self.keys))(*leaves)
 
     def _gradients(self, leaves: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of all arguments; None for those that have none."""
@@ -239,7 +247,7 @@ class FlatFunction:
         labels = *self.labels, *(f"gradient_{k}" for k in by)
         found = self._derived(("grad", of, by), lambda: FlatFunction(
             _gradient(self.function, of, by, len(leaves)), f"gradient of {self.name}", labels,
-            self.compilation))(*leaves, *(gradients[k] for k in by))
+            self.compilation, keys=self.keys))(*leaves, *(gradients[k] for k in by))
         every: list[Any] = [None] * len(leaves)
         for k, one in zip(of, found, strict=True):
             every[k] = one

@@ -137,7 +137,7 @@ class JitFunction:
             known = self.flat.get(key)
             if known is None:
                 specs = self._specs(given, leaves)
-                flat = FlatFunction(function, self.name, self._labels(given), self.compilation, specs)
+                flat = FlatFunction(function, self.name, self._labels(given), self.compilation, specs, tuple(keys))
                 known = kind = self.flat[key] = _Kind(flat, tuple(keys))
             return known
 

@@ -4,13 +4,14 @@
 
 Every dim is symbolic. JAX has to know which ones are equal, so dims of one size in the first call are taken as one,
 and a dim of 0 or 1, which broadcasts, as that number. A call that this does not fit has another program made, which
-tells those dims apart that differed in any call so far. A dim that JAX refuses to leave open is a number, with a
-reason.
+tells those dims apart that differed in any call so far. Where JAX has to know how two sizes compare, the program is for
+calls in which they compare as in the first one. A dim that JAX refuses to leave open is a number, with a reason.
 """
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,29 +21,72 @@ with needed_by("anyshape.jax.jit"):
     import jax
     from jax import export
 
+COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
+CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
+OPERATIONS = {"mod": operator.mod, "floordiv": operator.floordiv, "max": max, "min": min}
+
 Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClasses:
     """What a program takes for granted. groups: places of dims that are one size, at least 1, each with its name.
-    fixed: place -> size of the others."""
+    fixed: place -> size of the others. facts: pairs of sizes, as JAX writes them, of which the first is at least the
+    second."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     fixed: Mapping[int, Any]
+    facts: tuple[tuple[str, str], ...] = ()
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether arguments of these sizes are such."""
         return all(_same(sizes[place], size) for place, size in self.fixed.items()) and all(
             all(_same(sizes[place], sizes[places[0]]) for place in places[1:])
-            and not (isinstance(sizes[places[0]], int) and sizes[places[0]] < 1) for _, places in self.groups)
+            and not (isinstance(sizes[places[0]], int) and sizes[places[0]] < 1) for _, places in self.groups
+        ) and all(self.compared(a, b, sizes) for a, b in self.facts)
+
+    def compared(self, a: str, b: str, sizes: Sizes) -> bool | None:
+        """Whether a >= b at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
+        known = {name: sizes[places[0]] for name, places in self.groups}
+        try:
+            return bool(_value(a, known) >= _value(b, known))
+        except Exception:  # of JAX's comparison
+            return None
+
+    def comparison(self, said: str, sizes: Sizes) -> tuple[str, str] | None:
+        """The fact that JAX says it has to know, or that would tell which of two sizes a maximum or minimum is in what
+        it says, as it is at some sizes; None: there is none, or JAX knew."""
+        found = COMPARISON.search(said)
+        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in CHOICE.findall(said)]:
+            if sign in ("<", "<="):
+                a, b = b, a
+            if sign in ("<", ">"):
+                b = f"{b} + 1"
+            truth = self.compared(a, b, sizes)
+            if found is None and truth is False and self.compared(b, a, sizes):
+                fact = b, a
+            else:
+                fact = (a, b) if truth else (b, f"{a} + 1")
+            if truth is not None and fact not in self.facts:
+                return fact
+        return None
+
+    def knows(self, fact: tuple[str, str]) -> bool:
+        """Whether all names in a fact are of sizes that are symbolic."""
+        names = {name for name, _ in self.groups}.union(OPERATIONS)
+        return names.issuperset(re.findall(r"[A-Za-z_]\w*", " ".join(fact)))
+
+
+def _value(text: str, known: Mapping[str, Any]) -> Any:
+    """The value of a size that JAX has written."""
+    return eval(text.replace("^", "**"), {"__builtins__": {}, **OPERATIONS, **known})
 
 
 def _same(a: Any, b: Any) -> bool:
     return bool(a == b) if isinstance(a, int) == isinstance(b, int) else False
 
 
-def classes_of(calls: Sequence[Sizes], names: Sequence[str], frozen: Mapping[int, str]) -> SizeClasses:
+def classes_of(calls: Sequence[Sizes], names: Sequence[str], frozen: Collection[int]) -> SizeClasses:
     """For the last of some calls, telling apart what differed in any of them. frozen: places that are to be numbers."""
     last = calls[-1]
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -70,7 +114,7 @@ def names_of(labels: Sequence[str], ranks: Sequence[int]) -> list[str]:
 
 def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """The arguments with symbolic sizes, to be exported."""
-    scope = export.SymbolicScope()
+    scope = export.SymbolicScope([f"{a} >= {b}" for a, b in classes.facts])
     sizes: dict[int, Any] = dict(classes.fixed)
     if classes.groups:
         symbols = export.symbolic_shape(", ".join(name for name, _ in classes.groups), scope=scope)

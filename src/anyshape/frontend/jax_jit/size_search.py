@@ -1,0 +1,98 @@
+"""The search for what can be left symbolic: JAX or the compiler refuses some sizes, which then are numbers.
+
+    x[x_0, x_1], weights f[f_0, x_1]  --"f_0 should be 8"-->  x[x_0, x_1], weights f[8, x_1]
+
+A number is what costs a program for each size, so few dims become one, and none that only was equal to one by chance:
+of dims that were one size those of arrays within trees come first, as weights are; the others, and those that no error
+named, are tried again as soon as the rest is found; and so are all once a call tells them apart.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused
+
+MOST_FROZEN = 6  # sizes that are made numbers one by one; then all of trees are, then all
+MOST_FACTS = 16  # comparisons of sizes that JAX is told
+
+
+class SizeSearch:
+    """Of a function of arrays in a line. labels: of its arguments. keys: which of them are the words of keys of random
+    numbers; how many words is a number."""
+
+    def __init__(self, labels: Sequence[str], keys: Sequence[int]) -> None:
+        self.labels = tuple(labels)
+        self.keys = frozenset(keys)
+        self.calls: list[Sizes] = []
+        self.frozen: dict[tuple[int, ...], str] = {}  # places of dims that are numbers, each with the reason
+        self.told: set[str] = set()  # those reasons that are recorded
+        self.names: list[str] = []
+        self.words: set[int] = set()  # places that are numbers of words of a key
+        self.nested: set[int] = set()  # places of arrays within trees
+        self.trials = 0
+        self.guesses: list[tuple[int, ...]] = []
+
+    def started(self, avals: Sequence[Any], sizes: Sizes) -> SizeClasses:
+        """What a program for these sizes, which no other fits, may take for granted at first."""
+        self.calls.append(sizes)
+        apart = False  # those after one that is told apart may be numbers because of it
+        for places in list(self.frozen):
+            apart = apart or len({tuple(call[place] for call in self.calls) for place in places}) > 1
+            if apart:
+                del self.frozen[places]
+        ranks = [len(aval.shape) for aval in avals]
+        self.names = names_of(self.labels, ranks)
+        at = 0
+        for k, (label, rank) in enumerate(zip(self.labels, ranks, strict=True)):
+            at += rank
+            if k in self.keys:
+                self.words.add(at - 1)
+            if not label.isidentifier():
+                self.nested.update(range(at - rank, at))
+        self.trials, self.guesses = 0, []
+        return self._classes(())
+
+    def _classes(self, facts: Sequence[tuple[str, str]]) -> SizeClasses:
+        found = classes_of(self.calls, self.names, self.words.union(*self.frozen))
+        return replace(found, facts=tuple(fact for fact in facts if found.knows(fact)))
+
+    def narrowed(self, classes: SizeClasses, said: str, reason: str) -> SizeClasses | None:
+        """What is left symbolic after an error with these classes; None: there is nothing left. reason: the error in
+        a line."""
+        sizes = self.calls[-1]
+        fact = None if len(classes.facts) >= MOST_FACTS else classes.comparison(said, sizes)
+        if fact is not None:
+            return replace(classes, facts=(*classes.facts, fact))
+        chosen = refused(classes, said)
+        if chosen is None:
+            return None
+        self.trials += 1
+        for name, places in [chosen] if self.trials <= MOST_FROZEN else classes.groups:
+            inner = tuple(place for place in places if place in self.nested)
+            if inner or self.trials != MOST_FROZEN + 1:
+                places = inner or places
+                self.frozen[places] = f"the size {name} is the number {sizes[places[0]]}: {reason}"
+                if not inner or name not in said:
+                    self.guesses.append(places)
+        return self._classes(classes.facts)
+
+    def released(self, classes: SizeClasses, works: Callable[[SizeClasses], bool]) -> SizeClasses:
+        """The same with those guesses symbolic again with which the export works as well. The last one is none: the
+        export worked after it."""
+        for places in self.guesses[:-1]:
+            reason = self.frozen.pop(places)
+            free = self._classes(classes.facts)
+            if works(free):
+                classes = free
+            else:
+                self.frozen[places] = reason
+        self.guesses = []
+        return classes
+
+    def news(self) -> list[str]:
+        """Why sizes are numbers, where that has not been told yet."""
+        found = [reason for reason in self.frozen.values() if reason not in self.told]
+        self.told.update(found)
+        return found
