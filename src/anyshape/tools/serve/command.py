@@ -59,8 +59,8 @@ def main(arguments: argparse.Namespace) -> int:
                         bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
     models: dict[str, Servable] = {}
     for word in arguments.files:
-        name, sign, path = word.rpartition("=")
-        name = name if sign else name_of(path)
+        name, path = named_file(word)
+        name = name or name_of(path)
         if name in models:
             raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
         models[name] = _model(name, path, arguments)
