@@ -75,6 +75,15 @@ def test_a_keras_model_with_open_sizes() -> None:
         np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
 
 
+def test_the_block_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tensorflow.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "block"}
+    (tmp_path / "block.py").write_text(text.split("```py\n")[1].split("```")[0])
+    exec(compile((tmp_path / "block.py").read_text(), str(tmp_path / "block.py"), "exec"), names)
+    assert (tmp_path / "model.any").is_file()
+
+
 def test_recurrent_layers_in_both_directions_and_repeated_rows() -> None:
     import keras
     layers = keras.layers
