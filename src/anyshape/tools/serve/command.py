@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anyshape.artifact.load import load
 from anyshape.base.errors import ConfigError
 from anyshape.base.units import bytes_of
+from anyshape.tools.named_file import named_file
 from anyshape.tools.serve.served import Servable, Served, name_of
 
 if TYPE_CHECKING:
