@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from anyshape.tools import cli
+from anyshape.tools.named_file import named_file
 
 GRAPH = """graph twice(x: f32[n, 4]) where 1 <= n, n near 8
   a = mul(x, 2.0)  f32[n, 4]
@@ -208,3 +209,14 @@ def test_names_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-m", "anyshape", "cache", "--dir", str(tmp_path / "ü")],
                           capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "\\xfc" in done.stdout, done.stderr
+
+
+def test_a_file_that_is_there_decides_which_sign_ends_its_name(tmp_path: Path) -> None:
+    for name in ("a=b.npy", "plain.npy", "x"):
+        Path(name).touch()
+    assert named_file("plain.npy") == ("", "plain.npy")
+    assert named_file("a=b.npy") == ("", "a=b.npy") and named_file(str(tmp_path / "a=b.npy"))[0] == ""
+    assert named_file("ids=a=b.npy") == ("ids", "a=b.npy")
+    assert named_file("serving:0=x=plain.npy") == ("serving:0=x", "plain.npy")
+    assert named_file("ids=no=where.npy") == ("ids", "no=where.npy") and named_file("no.npy") == ("", "no.npy")
+    assert named_file("ids=") == ("ids", "") and named_file("") == ("", "")

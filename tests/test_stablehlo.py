@@ -238,3 +238,49 @@ def test_the_largest_go_by_the_total_order_of_floats(dtype: str) -> None:
     x = np.array([[5, np.nan, np.inf, -np.nan, -np.inf, -3, -0.0, 0.0]]).astype(jnp.dtype(dtype))
     for found, wanted in zip(jax.tree.leaves(fast(x)), jax.tree.leaves(jax.jit(largest)(x)), strict=True):
         np.testing.assert_array_equal(*(np.asarray(one).view(np.uint8) for one in (found, wanted)))
+
+
+def test_sizes_that_are_computed_before_a_loop_are_sizes_after_and_in_it() -> None:
+    run = anyshape.compile_stablehlo("""
+module {
+  func.func @main(%x: tensor<?x4xf32>, %turns: tensor<i32>) -> tensor<?x4xf32> {
+    %one = stablehlo.constant dense<1.0> : tensor<f32>
+    %next = stablehlo.constant dense<1> : tensor<i32>
+    %start = stablehlo.constant dense<0> : tensor<i32>
+    %four = stablehlo.constant dense<4> : tensor<1xi32>
+    %rows = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x4xf32>) -> tensor<i32>
+    %row = stablehlo.reshape %rows : (tensor<i32>) -> tensor<1xi32>
+    %shape = stablehlo.concatenate %row, %four, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>
+    %y:2 = stablehlo.while(%k = %start, %sum = %x) : tensor<i32>, tensor<?x4xf32>
+      cond {
+        %more = stablehlo.compare LT, %k, %turns : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      } do {
+        %inner = stablehlo.dynamic_broadcast_in_dim %one, %shape, dims = []
+          : (tensor<f32>, tensor<2xi32>) -> tensor<?x4xf32>
+        %k2 = stablehlo.add %k, %next : tensor<i32>
+        %sum2 = stablehlo.add %sum, %inner : tensor<?x4xf32>
+        stablehlo.return %k2, %sum2 : tensor<i32>, tensor<?x4xf32>
+      }
+    %ones = stablehlo.dynamic_broadcast_in_dim %one, %shape, dims = []
+      : (tensor<f32>, tensor<2xi32>) -> tensor<?x4xf32>
+    %z = stablehlo.add %y#1, %ones : tensor<?x4xf32>
+    return %z : tensor<?x4xf32>
+  }
+}
+""")
+    for rows, turns in ((3, 2), (1, 0), (7, 40)):
+        x = np.arange(4 * rows, dtype="f4").reshape(rows, 4)
+        np.testing.assert_array_equal(run(x, np.int32(turns)), x + turns + 1)
+
+
+def test_numbers_that_are_data_are_added_by_the_dialect_of_numbers() -> None:
+    run = anyshape.compile_stablehlo("""
+module {
+  func.func @main(%x: tensor<4xi32>) -> tensor<4xi32> {
+    %y = arith.addi %x, %x : tensor<4xi32>
+    return %y : tensor<4xi32>
+  }
+}
+""")
+    np.testing.assert_array_equal(run(np.arange(4, dtype="i4")), 2 * np.arange(4))

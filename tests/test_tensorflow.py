@@ -75,6 +75,29 @@ def test_a_keras_model_with_open_sizes() -> None:
         np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
 
 
+def test_the_block_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "tensorflow.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "block"}
+    (tmp_path / "block.py").write_text(text.split("```py\n")[1].split("```")[0])
+    exec(compile((tmp_path / "block.py").read_text(), str(tmp_path / "block.py"), "exec"), names)
+    assert (tmp_path / "model.any").is_file()
+
+
+def test_recurrent_layers_in_both_directions_and_repeated_rows() -> None:
+    import keras
+    layers = keras.layers
+    texts = keras.Sequential([keras.Input((None, 6)), layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
+                              layers.GRU(3)])
+    images = keras.Sequential([keras.Input((None, None, 3)), layers.UpSampling2D(2),
+                               layers.Conv2D(4, 3, padding="same")])
+    for model, shapes in ((texts, ((2, 5, 6), (1, 1, 6), (3, 17, 6))), (images, ((1, 4, 5, 3), (2, 7, 3, 3)))):
+        fast = anyshape.compile_tensorflow(model)
+        for shape in shapes:
+            x = numbers(*shape)
+            np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("source", [3, "nowhere", tf.function(lambda x: x)])
 def test_what_is_no_model_is_refused(source: Any) -> None:
     with pytest.raises(InputError):

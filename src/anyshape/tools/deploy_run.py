@@ -11,6 +11,7 @@ import numpy as np
 from anyshape.artifact.load import load
 from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import replacing
+from anyshape.tools.named_file import named_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +31,10 @@ def main(arguments: argparse.Namespace) -> int:
         given: list[Any] = []
         named: dict[str, Any] = {}
         for word in arguments.input:
-            name, sign, path = word.rpartition("=")
+            name, path = named_file(word)
             if name in named:
                 raise InputError(f"the argument {name} is given twice", why=f"one is {path}", do="leave one out")
-            if sign:
+            if name:
                 named[name] = _read(path)
             else:
                 given.append(_read(path))

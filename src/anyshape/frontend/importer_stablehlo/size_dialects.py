@@ -8,6 +8,7 @@ right for: two sizes that meet are one, where none of them is the number 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,11 @@ _SAME = {"addi": "add", "subi": "subtract", "muli": "multiply", "divsi": "divide
          "maximumf": "maximum", "minimumf": "minimum"}
 
 
+def _called(target: str) -> Callable[[Call], Any]:
+    """The row of another operation, which may read its name."""
+    return lambda c: ROWS[target](Call(replace(c.operation, name=target), c.inputs, c.walk))
+
+
 def _as_stablehlo(name: str) -> None:
     target = f"stablehlo.{name}"
     for arith, other in _SAME.items():
@@ -197,7 +203,7 @@ def _as_stablehlo(name: str) -> None:
             if target in FOLDS:
                 FOLDS[f"arith.{arith}"] = FOLDS[target]
             if target in ROWS:
-                ROWS[f"arith.{arith}"] = ROWS[target]
+                ROWS[f"arith.{arith}"] = _called(target)
 
 
 for _name in sorted(set(_SAME.values())):

@@ -2,20 +2,26 @@
 
     %a = f(%x);  %b = while(%a) {...};  g(%b)   -->   Part(%x -> %a), Loop(condition, body: %a -> %b), Part(%b -> ...)
 
-Functions are inlined first, so that every loop stands in the main block or in a loop's.
+Functions are inlined first, so that every loop stands in the main block or in a loop's. Constants, and numbers that are
+made of sizes alone, are computed again in each piece that uses them: passed from piece to piece they would be data, of
+which no shape can be made.
 """
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.base.errors import InputError
+from anyshape.frontend.importer_stablehlo.fold import FOLDS
 from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type
 
 CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}  # the attribute that names the function
 CONSTANTS = ("stablehlo.constant", "arith.constant", "shape.const_shape", "shape.const_size")
+SIZES = ("shape.shape_of", "shape.dim", "tensor.dim", "stablehlo.get_dimension_size")  # of a tensor
+MOST_SIZES = 64  # elements of a tensor of them
 MOST_OPERATIONS = 400_000  # after inlining
 
 
@@ -104,11 +110,14 @@ class _Inliner:
 
 def _split(block: Block, seen: Sequence[tuple[str, Type]], constants: Mapping[str, Operation]) -> Split:
     """A block in pieces. seen: what it uses of what stands around it, which are arguments too. constants: that stand
-    there; each piece has its own."""
+    there, and what is made of sizes; each piece has its own."""
     types = dict(zip(block.arguments, block.types, strict=True)) | dict(seen)
     takes = (*block.arguments, *(name for name, _ in seen))
-    own = {one.outputs[0]: one for one in block.operations if one.name in CONSTANTS}
-    constants = {**constants, **own}
+    own: dict[str, Operation] = {}
+    constants = dict(constants)
+    for one in block.operations:
+        if one.name in CONSTANTS or _made_of_sizes(one, constants):
+            own[one.outputs[0]] = constants[one.outputs[0]] = one
     groups: list[list[Operation] | Operation] = [[]]
     for one in block.operations:
         types.update(zip(one.outputs, one.gives, strict=True))
@@ -136,7 +145,8 @@ def _split(block: Block, seen: Sequence[tuple[str, Type]], constants: Mapping[st
 def _part(group: Sequence[Operation], made: Sequence[str], types: Mapping[str, Type],
           constants: Mapping[str, Operation]) -> Part:
     used = _used(group)
-    needed = [constants[name] for name in sorted(used & constants.keys())]
+    needed = _again(used, constants)
+    used |= {name for one in needed for name in one.inputs}
     takes = tuple(name for name in types if name in used and name not in constants)
     body = Block(takes, tuple(types[name] for name in takes), (*needed, *group), tuple(made))
     return Part(Module({"main": Function(body, ("",) * len(takes))}), takes, tuple(made))
@@ -144,10 +154,34 @@ def _part(group: Sequence[Operation], made: Sequence[str], types: Mapping[str, T
 
 def _loop(one: Operation, types: Mapping[str, Type], constants: Mapping[str, Operation]) -> Loop:
     condition, body = one.regions
-    free = (_free(condition) | _free(body)) - constants.keys()
+    free = _free(condition) | _free(body)
+    free |= {name for one in _again(free, constants) for name in one.inputs}
+    free -= constants.keys()
     seen = tuple(name for name in types if name in free)
     around = [(name, types[name]) for name in seen]
     return Loop(_split(condition, around, constants), _split(body, around, constants), one.inputs, seen, one.outputs)
+
+
+def _made_of_sizes(one: Operation, known: Mapping[str, Operation]) -> bool:
+    """Whether the operation computes a few whole numbers from sizes and from what is known as such."""
+    if len(one.gives) != 1 or one.regions or one.name not in FOLDS or one.gives[0].dtype not in ("i32", "i64", "bool"):
+        return False
+    shape = one.gives[0].static
+    if shape is None or len(shape) > 1 or math.prod(shape) > MOST_SIZES:
+        return False
+    return all(name in known for name in one.inputs[one.name in SIZES:])
+
+
+def _again(names: Iterable[str], constants: Mapping[str, Operation]) -> list[Operation]:
+    """The operations that make these names, and those that they read, in their order."""
+    wanted: set[str] = set()
+    waiting = [name for name in names if name in constants]
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += [one for one in constants[name].inputs if one in constants]
+    return [one for name, one in constants.items() if name in wanted]
 
 
 def _used(operations: Sequence[Operation]) -> set[str]:

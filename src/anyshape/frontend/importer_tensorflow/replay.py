@@ -100,11 +100,24 @@ class Replay:
             once = self.run(body, inputs)  # its tensors say their sizes, and are not used
             inputs = [Reserved(a.count, a.dtype, a.shape, getattr(b, "item", None)).dense()
                       if isinstance(a, Reserved) else a for a, b in zip(inputs, once, strict=True)]
+        kept = _passed_on(body)  # constants among them stay known inside
         shapes = [one.shape if output.dtype == tf.variant else output.shape if output.shape.rank is not None
                   else one.shape for one, output in zip(inputs, op.outputs, strict=True)]
-        found = tf.while_loop(lambda *values: self.run(condition, values)[0],
-                              lambda *values: self.run(body, values), inputs, shape_invariants=shapes)
-        return list(found)
+        carried = [place for place in range(len(inputs)) if place not in kept]
+
+        def filled(values: Sequence[Any]) -> list[Any]:
+            found = list(inputs)
+            for place, value in zip(carried, values, strict=True):
+                found[place] = value
+            return found
+
+        def step(*values: Any) -> list[Any]:
+            found = self.run(body, filled(values))
+            return [found[place] for place in carried]
+
+        found = tf.while_loop(lambda *values: self.run(condition, filled(values))[0], step,
+                              [inputs[place] for place in carried], [shapes[place] for place in carried])
+        return filled(found if isinstance(found, (list, tuple)) else [found])
 
     def _list(self, op: Any, inputs: list[Any]) -> Any:
         if op.type == "TensorListReserve":
@@ -128,6 +141,17 @@ class Replay:
         if op.type == "TensorListLength":
             return tf.shape(one)[0]
         raise NotImplementedError(f"{op.type}, a list of tensors that grows")
+
+
+def _passed_on(body: Any) -> set[int]:
+    """The places of a loop's values that no turn changes."""
+    found: set[int] = set()
+    for place, (taken, given) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+        while given is not taken and given.op.type == "Identity":
+            given = given.op.inputs[0]
+        if given is taken:
+            found.add(place)
+    return found
 
 
 def _needed(graph: Any) -> set[Any]:

@@ -161,6 +161,17 @@ def tile(op: Any, inputs: list[Any]) -> Any:
     return [tf.reshape(x, tf.stack(shape))]
 
 
+@rule("Reshape")
+def reshape(op: Any, inputs: list[Any]) -> Any:
+    """With sizes as numbers where TensorFlow's inference of shapes knows them and the converter does not."""
+    x, wanted = inputs
+    known = tf.reshape(x, wanted).shape
+    if known.rank is None or known.is_fully_defined() or not any(known) or tf.get_static_value(wanted) is not None:
+        return None
+    sizes = _elements(wanted, known.rank)
+    return [tf.reshape(x, tf.stack([known[d] if known[d] is not None else one for d, one in enumerate(sizes)]))]
+
+
 # ---- windows
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anyshape.artifact.load import load
 from anyshape.base.errors import ConfigError
 from anyshape.base.units import bytes_of
+from anyshape.tools.named_file import named_file
 from anyshape.tools.serve.served import Servable, Served, name_of
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def main(arguments: argparse.Namespace) -> int:
                         bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
     models: dict[str, Servable] = {}
     for word in arguments.files:
-        name, sign, path = word.rpartition("=")
-        name = name if sign else name_of(path)
+        name, path = named_file(word)
+        name = name or name_of(path)
         if name in models:
             raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
         models[name] = _model(name, path, arguments)
