@@ -12,7 +12,7 @@ greedy choice in place of its fixed priorities.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from anyshape.dist.placement import REPLICATE, Partial, Placement, Replicate, Shard, exact
@@ -89,7 +89,7 @@ class _Partitioner:
                   if isinstance(v.type, TensorType)}
         self.pins = {name: self.canonical(one, shapes[name]) for name, one in sharding.pins if name in shapes}
         self.placed = {name: self.canonical(one, shapes[name]) for name, one in sharding.placements}
-        self.data = _reached(graph, sharding.data)
+        self.data = reached(graph, sharding.data)
 
     # ---- sizes
 
@@ -515,7 +515,7 @@ def _choice(node: Node, factor: Factor, one: Shard) -> Choice:
     return ins, tuple(Partial(d) if isinstance(d, str) else Shard(d, one.outer, one.count) for d in factor.outs)
 
 
-def _reached(graph: Graph, names: tuple[str, ...]) -> frozenset[str]:
+def reached(graph: Graph, names: Iterable[str]) -> frozenset[str]:
     """The values that are computed from these inputs."""
     found = set(names)
     for node in graph.nodes:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from anyshape.base.errors import ConfigError
 from anyshape.dist.mesh import Axis, Mesh
-from anyshape.dist.partition import LocalGraph, partition
+from anyshape.dist.partition import LocalGraph, partition, reached
 from anyshape.dist.pins import gradient_pins
 from anyshape.dist.placement import REPLICATE, Placement, Shard, placement_of
 from anyshape.dist.reshape import reshaped
@@ -279,12 +279,3 @@ def along_sequence(graph: Graph, local: LocalGraph) -> Sharding:
                     if place is not None:
                         pins[value.name] = place
     return replace(local.sharding, pins=tuple(pins.items()))
-
-
-def reached(graph: Graph, names: Sequence[str]) -> frozenset[str]:
-    """The values that are computed from these inputs."""
-    found = set(names)
-    for node in graph.nodes:
-        if any(v.name in found for v in node.values()):
-            found.update(v.name for v in node.outputs)
-    return frozenset(found)
