@@ -158,7 +158,7 @@ def one_hot(tensor: torch.Tensor, num_classes: int | torch.Tensor = -1) -> torch
     if isinstance(num_classes, torch.Tensor):
         if num_classes.dim() or num_classes.dtype not in WHOLE or tensor.numel() == 0:
             return aten.one_hot(tensor, num_classes)  # it says what is wrong
-        num_classes = torch.where(num_classes == -1, tensor.max() + 1, num_classes).item()
+        num_classes = torch.where(num_classes == -1, tensor.max() + 1, num_classes).clamp(min=0).item()
         _check(num_classes >= 0)  # so that no test below asks for its value
     if num_classes < -1:
         return aten.one_hot(tensor, num_classes)  # it says what is wrong
