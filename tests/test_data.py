@@ -924,6 +924,9 @@ ONE_FOR_ALL = {
         x, x.softmax(1), x[0].detach().exp(), label_smoothing=0.1),
     "one_hot": lambda x: F.one_hot(x.argmax(1), x.shape[1]) * x,
     "one_hot of data": lambda x: F.one_hot(x.argmax(1)).sum() * x,
+    "one_hot of classes from a tensor": lambda x: F.one_hot(x.argmax(1), x.argmax(1).max() + 2).sum(0).prod() * x,
+    "one_hot of at least so many classes": lambda x: F.one_hot(
+        x.argmax(1), max(x.argmax(1).max() + 1, x.shape[1]))[..., :x.shape[1]] * x,
     "kron": lambda x: torch.kron(x, x[0]),
     "as_tensor": lambda x: torch.as_tensor(torch.as_tensor(x), dtype=torch.float64) * torch.as_tensor(
         x.shape[0] / 4) + torch.as_tensor([x.shape[1], 3]).sum(),

@@ -143,20 +143,26 @@ def batch_norm(input: torch.Tensor, running_mean: torch.Tensor | None, running_v
     return result
 
 
-def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def one_hot(tensor: torch.Tensor, num_classes: int | torch.Tensor = -1) -> torch.Tensor:
     """The function of torch.nn.functional, in order; the tracer's own form lies as `tensor` does, takes the number of
     classes as a constant, and lets any value pass.
 
     Args:
         tensor: of any shape, i64.
+        num_classes: may be an integer tensor without dims, as in `one_hot(x, x.max() + 1)`.
 
     Returns:
         i64, of one more dim.
     """
     _check(tensor.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor.")
+    if isinstance(num_classes, torch.Tensor):
+        if num_classes.dim() or num_classes.dtype not in WHOLE or tensor.numel() == 0:
+            return aten.one_hot(tensor, num_classes)  # it says what is wrong
+        num_classes = torch.where(num_classes == -1, tensor.max() + 1, num_classes).clamp(min=0).item()
+        _check(num_classes >= 0)  # so that no test below asks for its value
     if num_classes < -1:
         return aten.one_hot(tensor, num_classes)  # it says what is wrong
-    if num_classes <= 0 and tensor.numel() == 0:
+    if tensor.numel() == 0 and num_classes <= 0:
         raise RuntimeError("Can not infer total number of classes from empty tensor.")
     _assert_async((tensor >= 0).all(), "Class values must be non-negative.")
     if num_classes == -1:
