@@ -12,8 +12,7 @@ import gc
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,27 +70,11 @@ def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify:
         check_digests(container, head, verify)
         weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
         driver = NumpyDriver(threads)
-        options = (trust_native, threads, verify)
-        if not trust_native:
-            return LoadedModel(container, head, *_compiled(container, head, threads), weights, driver, options)
-        with _without_collections():
-            return LoadedModel(container, head, *_trusted(container, threads), weights, driver, options)
+        target, plan, kernels = _trusted(container, threads) if trust_native else _compiled(container, head, threads)
+        return LoadedModel(container, head, target, plan, kernels, weights, driver, (trust_native, threads, verify))
     except BaseException:
         container.close()
         raise
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """No collection of cycles begins inside: nearly all that is made there stays, and looking through it over and over
-    is a tenth of the time that a file takes. Where two threads are inside, the one that switched it off ends it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def read_head(container: Container) -> Head:
