@@ -27,7 +27,8 @@ from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
 # what makes the words of a plan, and what reads them
-GENERATOR = ("backend/cpu/bytecode", "backend/cpu/routines", "backend/cpu/interpreter.py", "plan/ir")
+GENERATOR = ("backend/cpu/bytecode", "backend/cpu/microkernels", "backend/cpu/routines", "backend/cpu/interpreter.py",
+             "plan/ir")
 # LLVM's names of features that code may use -> those of Linux, where they differ
 LINUX = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "sse4.1": "sse4_1",
          "sse4.2": "sse4_2", "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg", "sse3": "pni",
