@@ -379,3 +379,19 @@ def test_sizes_that_hold_each_other_are_evaluated_together():
     for n_, m_ in ((0, 1), (7, 5), (1 << 20, 3)):
         values = {"n": n_, "m": m_}
         assert evaluate_all(sizes, values) == [evaluate(size, values) for size in sizes]
+
+
+def test_chains_of_maxima_are_read_as_they_stand():
+    a, b, c, d = map(symbol, "abcd")
+    for text, wanted in (
+            ("max(a, max(b, max(c, d)))", maximum(a, maximum(b, maximum(c, d)))),
+            ("max(a, max(b, c) + 1)", maximum(a, maximum(b, c) + 1)),
+            ("max(max(a, b), max(c, min(d, min(a, b))) * 2)", maximum(
+                maximum(a, b), maximum(c, minimum(d, minimum(a, b))) * 2)),
+            ("min(a, min(b, a + 1))", minimum(a, b)), ("max(1, max(3, 2))", 3), ("max(a, max(a + 2, a + 1))", a + 2),
+            ("floordiv(a + 3, 4) + mod(b, 3)", floordiv(a + 3, 4) + mod(b, 3))):
+        assert parse(text) == wanted, text
+    for text in ("max(a, max(b, c)", "max(a, max(b))", "max(a, max(b, c)))", "max(a)", "mod(a, 0)", "floordiv(a, 0)",
+                 "a//0", "max(a, " * 70 + "b" + ")" * 70):
+        with pytest.raises(ParseError):
+            parse(text)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from anyshape.base.errors import ParseError
@@ -16,8 +17,8 @@ _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\
 
 @lru_cache(maxsize=4096)  # a text form says the same few sizes again and again
 def parse(text: str) -> Size:
-    """The size written as `text`: numbers, names, + - * ** // max(a, b), min(a, b), mod(a, b), scaled(a, 0.5)
-    and root(a)."""
+    """The size written as `text`: numbers, names, + - * ** // max(a, b), min(a, b), mod(a, b), floordiv(a, b) as JAX
+    writes a // b, scaled(a, 0.5) and root(a)."""
     tokens: list[str] = []
     position = 0
     for match in _TOKEN.finditer(text):
@@ -77,6 +78,12 @@ class _Reader:
                              do="write shorter products")
         return a * b
 
+    def quotient(self, operation: Callable[[Size, Size], Size], a: Size, b: Size) -> Size:
+        if isinstance(b, int) and b == 0:
+            raise ParseError(f"cannot read the size {self.text!r}", why="it divides by 0",
+                             do="write a positive divisor")
+        return operation(a, b)
+
     def inner(self) -> Size:
         """A sum inside of parentheses."""
         self.depth += 1
@@ -121,11 +128,7 @@ class _Reader:
             if self.take() == "*":
                 result = self.times(result, self.factor())
             else:
-                divisor = self.factor()
-                if isinstance(divisor, int) and divisor == 0:
-                    raise ParseError(f"cannot read the size {self.text!r}", why="it divides by 0",
-                                     do="write a positive divisor")
-                result = floordiv(result, divisor)
+                result = self.quotient(floordiv, result, self.factor())
         return result
 
     def factor(self) -> Size:
@@ -158,13 +161,13 @@ class _Reader:
             return int(token)
         if token in ("max", "min") and self.peek() == "(":
             return (maximum if token == "max" else minimum)(*self.operands(token))
-        if token == "mod" and self.peek() == "(":
+        if token in ("mod", "floordiv") and self.peek() == "(":
             self.take("(")
             a = self.inner()
             self.take(",")
             b = self.inner()
             self.take(")")
-            return mod(a, b)
+            return self.quotient(mod if token == "mod" else floordiv, a, b)
         if token == "root" and self.peek() == "(":
             self.take("(")
             a = self.inner()

@@ -9,13 +9,14 @@ calls in which they compare as in the first one. A dim that JAX refuses to leave
 """
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from anyshape.base.optional_packages import needed_by
+from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.parse import parse
 
 with needed_by("anyshape.jax.jit"):
     import jax
@@ -23,7 +24,6 @@ with needed_by("anyshape.jax.jit"):
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
 CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
-OPERATIONS = {"mod": operator.mod, "floordiv": operator.floordiv, "max": max, "min": min}
 
 Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
 
@@ -49,8 +49,8 @@ class SizeClasses:
         """Whether a >= b at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
         known = {name: sizes[places[0]] for name, places in self.groups}
         try:
-            return bool(_value(a, known) >= _value(b, known))
-        except Exception:  # of JAX's comparison
+            return bool(evaluate(_read(a), known) >= evaluate(_read(b), known))
+        except Exception:  # of JAX's comparison, or the text is no size
             return None
 
     def comparison(self, said: str, sizes: Sizes) -> tuple[str, str] | None:
@@ -73,13 +73,17 @@ class SizeClasses:
 
     def knows(self, fact: tuple[str, str]) -> bool:
         """Whether all names in a fact are of sizes that are symbolic."""
-        names = {name for name, _ in self.groups}.union(OPERATIONS)
-        return names.issuperset(re.findall(r"[A-Za-z_]\w*", " ".join(fact)))
+        names = {name for name, _ in self.groups}
+        return all(symbols_of(_read(size)) <= names for size in fact)
 
 
-def _value(text: str, known: Mapping[str, Any]) -> Any:
-    """The value of a size that JAX has written."""
-    return eval(text.replace("^", "**"), {"__builtins__": {}, **OPERATIONS, **known})
+def _read(text: str) -> Size:
+    """A size that JAX has written.
+
+    Raises:
+        ParseError: it is none.
+    """
+    return parse(text.replace("^", "**"))
 
 
 def _same(a: Any, b: Any) -> bool:
