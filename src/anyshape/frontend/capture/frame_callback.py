@@ -383,6 +383,8 @@ class Tracing:
                 if self._part is not None and self._part.guard is not None and api.made_program(answer):
                     internals.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
             except Exception as error:
+                if eager_frames.dropped_interrupt(error):
+                    raise KeyboardInterrupt from error
                 kind = type(getattr(error, "inner_exception", error))
                 if kind not in (UnknownScan, SeenCopy) or kind in as_torch:
                     raise

@@ -158,6 +158,22 @@ def error_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(lines[:3])[:300]}"
 
 
+def dropped_interrupt(error: BaseException) -> bool:
+    """Whether `error` came of a Ctrl-C: torch's C++, which reads sizes by calling Python, makes a TypeError of whatever
+    that raises, and keeps the interrupt only in its words."""
+    seen: list[BaseException] = []
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is None or one in seen:
+            continue
+        if 'with error "KeyboardInterrupt' in str(one):
+            return True
+        seen.append(one)
+        rest += [getattr(one, "inner_exception", None), one.__cause__, one.__context__]
+    return False
+
+
 def tracer_words() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo says that a call cannot be one program."""
     names = ("Unsupported", "UserError", "InternalTorchDynamoError", "FailOnRecompileLimitHit", "BackendCompilerFailed",
