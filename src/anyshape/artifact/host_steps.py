@@ -167,6 +167,7 @@ def put(into: Array, dtype: str, values: Array) -> None:
 def product(attrs: dict[str, Any], operands: Sequence[Array]) -> Array:
     """alpha * a @ b + beta * c."""
     a, b, *rest = operands
+    b = from_panels(b, a.shape[-1], attrs["columns"]) if "columns" in attrs else b
     if attrs.get("rounded") == "f64":
         a, b = a.astype(np.float64), b.astype(np.float64)
     found = np.matmul(a, b) * attrs.get("alpha", 1)

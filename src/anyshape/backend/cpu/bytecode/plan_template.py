@@ -52,7 +52,7 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
     in_place = dtype in ("f32", half_precision.BYTES)  # sums lie in the result
     thin = [THIN.get(gemv.routine(way, dtype, count, wide), 0) if 0 < count <= max(gemv.COUNTS[way]) else 0
             for way in ("dot", "spread") for wide in (False, True) for count in range(THIN_COUNTS)]
-    thin += [THIN[gemv.over_panels(count)] if dtype == half_precision.BYTES and 0 < count <= max(gemv.PANELS) else 0
+    thin += [THIN.get(gemv.over_panels(dtype, count), 0) if 0 < count <= max(gemv.PANELS) else 0
              for count in range(THIN_COUNTS)]
     return int64_array(_kind(
         number=number, answers=[-1] * QUESTIONS, item=size_of("i32") if in_place else size_of(dtype),

@@ -95,7 +95,7 @@ class ProductPiece(Struct):
     scaled: i64  # 1: alpha is not 1; beta is not 1
     weighted: i64
     addend: i64  # 1: there is one
-    panels: i64  # 1: b lies in panels (ops/matmul.py), of bytes
+    panels: i64  # 1: b is prepacked (ops/matmul.py)
     windows: Annotated[Array[i64], Inline(0)]  # of a, b, c, and the addend
 
 

@@ -11,8 +11,8 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
     tile    (columns, rows, words, sums, step, add, ahead)   sums [rows of the panel, columns of it], f32, step bytes
-            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below); of 8-bit numbers
-            an eighth one, bytes from word to word of the columns
+            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below); of f32 and
+            8-bit numbers an eighth one, bytes from word to word of the columns, which may be prepacked
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
@@ -48,6 +48,7 @@ from anyshape.backend.cpu.microkernels.amx import GLOBALS, SIDE, begin, end, mul
 from anyshape.backend.cpu.microkernels.routine import Routine, number
 
 DTYPES = ("bf16", "f16", "f32", BYTES)
+PREPACKED = ("f32", BYTES)  # matrices of which may lie in panels (ops/matmul.py)
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 LINE = 64  # bytes of a line of the caches
@@ -142,7 +143,7 @@ class _Packed(Routine):
                   for i in range(height)]
         fetch = self.fetch(ahead, height, vectors)
         apart: Value | int = 4 * lanes * vectors
-        if self.dtype == BYTES:
+        if self.dtype in PREPACKED:
             apart = self.load("i64", 0, self.plus(ahead, 56), 8)
         chunk = CHAIN if self.dtype == "f32" else 1 << 30
         first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros

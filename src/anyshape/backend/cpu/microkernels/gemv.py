@@ -53,12 +53,12 @@ def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
     narrow = [f"{way}_{dtype}_{count}" for dtype in DTYPES for way in COUNTS for count in COUNTS[way]]
     return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in half_precision.DTYPES),
-            *map(over_panels, PANELS)]
+            *(over_panels(dtype, count) for dtype in gemv_panels.DTYPES for count in PANELS)]
 
 
-def over_panels(count: int) -> str:
+def over_panels(dtype: str, count: int) -> str:
     """The name of the routine over panels that does `count` vectors."""
-    return f"panels_{half_precision.BYTES}_{min(number for number in PANELS if number >= count)}"
+    return f"panels_{dtype}_{min(number for number in PANELS if number >= count)}"
 
 
 def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -70,7 +70,7 @@ def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         if dtype not in wanted or (dtype in half_precision.DTYPES and dtype not in half_precision.dtypes(target)):
             continue
         if way == "panels":
-            text, declared = gemv_panels.emit(target, name, ARGUMENTS, int(count), PLACES)
+            text, declared = gemv_panels.emit(target, name, dtype, ARGUMENTS, int(count), PLACES)
             declarations |= declared
             parts.append(text)
             continue

@@ -87,7 +87,7 @@ class Fetch(Struct):
     last: i64
     target: i64
     target_step: i64
-    apart: i64  # bytes from word to word of the columns that a tile of 8-bit numbers multiplies
+    apart: i64  # bytes from word to word of the columns that a tile multiplies
 
 
 class PackedFrame(Struct):
