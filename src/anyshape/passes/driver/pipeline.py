@@ -23,6 +23,7 @@ from anyshape.passes.dce import dce
 from anyshape.passes.driver.graph_override import put_back
 from anyshape.passes.gemm_accumulate import gemm_accumulate
 from anyshape.passes.gemm_chain_split import gemm_chain_split
+from anyshape.passes.prepacked_gemm import prepacked_gemm
 from anyshape.passes.routing.dispatch_fusion import dispatch_fusion
 from anyshape.passes.scatter_accumulate import scatter_accumulate
 from anyshape.passes.simplify import simplify
@@ -31,10 +32,11 @@ from anyshape.passes.views import views
 Pass = Callable[[Graph, Config], Graph]
 
 # constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; onto, pieces,
-# products, addends and strips count readers, so equal equations are one before; dce sweeps
+# products, addends and strips count readers, so equal equations are one before; panels are read by products in the form
+# that they have at last; dce sweeps
 ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
                           causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
-                          conv_epilogue, dispatch_fusion, dce)
+                          conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), and calls past torch's
