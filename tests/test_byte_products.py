@@ -107,10 +107,33 @@ def test_every_routine_over_panels(target: Machine) -> None:
         np.testing.assert_array_equal(from_panels(panels, inner, 101), y)
         rows = [min(i, count - 1) for i in range(gemv.PLACES)]
         places = np.array([*(x[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
-        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv.over_panels(count)])(
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv.over_panels("u8", count)])(
             panels.ctypes.data, panels.strides[0], inner, begin, end, places.ctypes.data, 1, 4, 0)
         np.testing.assert_array_equal(found[:, begin:end], (x.astype(np.int32) @ y.astype(np.int32))[:, begin:end])
         assert (found[:, :begin] == 77).all() and (found[:, end:] == 77).all()
+
+
+@pytest.mark.skipif(not X86, reason="older x86 processors")
+@pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-vnni' * half_precision.vnni(t)}")
+def test_routines_over_panels_of_f32(target: Machine) -> None:
+    """alpha * (x @ y) + beta * what is there; of vectors that stand several times, too."""
+    draw = np.random.default_rng(0)
+    names = [name for name in gemv.routines() if name.startswith(("panels_f32", "dot_f32", "spread_f32"))]
+    routines = jit.load(gemv.emit_thin(target, ("f32",)), names, target)
+    for count, inner, (begin, end), beta in itertools.product(
+            range(1, 9), (0, 1, 37, 130), ((0, 5), (32, 101), (64, 96)), (0.0, 2.0)):
+        x, y, there = (draw.standard_normal(shape, np.float32) for shape in (
+            (count, inner), (inner, 101), (count, 101)))
+        found, panels = there.copy(), into_panels(y)
+        np.testing.assert_array_equal(from_panels(panels, inner, 101), y)
+        rows = [min(i, count - 1) for i in range(gemv.PLACES)]
+        places = np.array([*(x[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
+        scalars = np.array([[0.5, 0], [beta, 0]], np.float32)
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv.over_panels("f32", count)])(
+            panels.ctypes.data, panels.strides[0], inner, begin, end, places.ctypes.data, 4, 4, scalars.ctypes.data)
+        wanted = there.copy()
+        wanted[:, begin:end] = 0.5 * (x @ y)[:, begin:end] + beta * there[:, begin:end]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 # ---- operators of ONNX

@@ -389,9 +389,9 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
                      "04_views.txt", "05_cse.txt", "06_scatter_accumulate.txt", "07_concat_elimination.txt",
                      "08_causal_mask.txt", "09_cast_into_gemm.txt",
                      "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_conv_epilogue.txt",
-                     "13_dispatch_fusion.txt",
-                     "14_dce.txt"]
-    assert show(parse((folder / "14_dce.txt").read_text())) == show(after)
+                     "13_dispatch_fusion.txt", "14_prepacked_gemm.txt",
+                     "15_dce.txt"]
+    assert show(parse((folder / "15_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

@@ -42,19 +42,21 @@ def prepacked(program: Deployable) -> Deployable:
         left = _read_otherwise(planned.plan, turned)
         if not left:
             weights = dict(program.weights)
-            made: dict[tuple[object, ...], Weight] = {}
-            for place, way in turned.items():
-                name, dtype, array = weights[place]
-                if storage_of(weights[place]) not in made:
-                    made[storage_of(weights[place])] = name, dtype, into_panels(array.T if way else array)
-                weights[place] = made[storage_of(weights[place])]
+            for places in _tied(program.weights):
+                if places[0] in turned:
+                    name, dtype, array = weights[places[0]]
+                    panels = into_panels(array.T if turned[places[0]] else array)
+                    weights |= dict.fromkeys(places, (name, dtype, panels))
             return dataclasses.replace(program, graph=graph, planned=planned, weights=weights)
-        turned = _alike({place: way for place, way in turned.items() if place not in left}, program.weights)
+        for places in _tied(program.weights):
+            if left.intersection(places):
+                turned = {place: way for place, way in turned.items() if place not in places}
     return program
 
 
 def matrices(graph: Graph, weights: Mapping[int, Weight]) -> dict[int, bool]:
-    """The positions of weights that only products read, as right operands; whether they read the transpose."""
+    """The positions of weights that only products read, as right operands; whether they read the transpose. Tied
+    weights stay one: all of their places are among them, or none."""
     users, kept = graph.users(), {value.name for value in graph.roots()} | {*graph.memory} | {
         value.name for value, _ in graph.writes}
 
@@ -67,23 +69,32 @@ def matrices(graph: Graph, weights: Mapping[int, Weight]) -> dict[int, bool]:
                 found.add(turned)
             elif user.op == "permute" and user.attr("dims") == (1, 0):
                 found |= ways(user.output.name, not turned)
-            elif user.op == "broadcast" and user.output.tensor.shape[-2:] == user.inputs[0].tensor.shape:
+            elif user.op == "broadcast" and user.output.tensor.shape[-2:] == next(user.values()).tensor.shape:
                 found |= ways(user.output.name, turned)
             else:
                 found.add(None)
         return found
 
     found: dict[int, bool] = {}
-    for place, (_, dtype, array) in weights.items():
+    for places in _tied(weights):
+        _, dtype, array = weights[places[0]]
         if dtype != "f32" or array.ndim != 2 or array.size == 0:
             continue
-        way = ways(graph.inputs[place].name, False)
-        if len(way) == 1 and None not in way:
-            (turned,) = way
+        together = set().union(*(ways(graph.inputs[place].name, False) for place in places))
+        if len(together) == 1 and None not in together:
+            (turned,) = together
             columns = array.shape[0 if turned else 1]
             if -(-columns // PANEL) * PANEL <= MOST_FILLED * columns:
-                found[place] = bool(turned)
-    return _alike(found, weights)
+                found |= dict.fromkeys(places, bool(turned))
+    return found
+
+
+def _tied(weights: Mapping[int, Weight]) -> list[list[int]]:
+    """The places of each tensor."""
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, weight in weights.items():
+        places.setdefault(storage_of(weight), []).append(place)
+    return [*places.values()]
 
 
 def with_panels(graph: Graph, turned: Mapping[int, bool]) -> Graph:
@@ -104,14 +115,6 @@ def with_panels(graph: Graph, turned: Mapping[int, bool]) -> Graph:
             matrix = replay.op("slice", matrix, dim=1, start=0, count=columns, step=1)
         replay.stand(graph.inputs[place], replay.op("permute", matrix, dims=(1, 0)) if way else matrix)
     return replay.run()
-
-
-def _alike(turned: Mapping[int, bool], weights: Mapping[int, Weight]) -> dict[int, bool]:
-    """Those of which all places that one tensor has are read in one way: tied weights stay one."""
-    ways: dict[tuple[object, ...], set[bool | None]] = {}
-    for place, weight in weights.items():
-        ways.setdefault(storage_of(weight), set()).add(turned.get(place))
-    return {place: way for place, way in turned.items() if ways[storage_of(weights[place])] == {way}}
 
 
 def _read_otherwise(plan: Plan, places: Collection[int]) -> set[int]:
