@@ -16,7 +16,7 @@ import anyshape
 from anyshape.backend.cpu.llvm import half_precision, jit
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemm, gemv
-from anyshape.ops.matmul import from_panels, into_panels
+from anyshape.ir.panels import from_panels, into_panels
 
 X86 = host().triple.startswith("x86_64")
 

@@ -17,7 +17,7 @@ import anyshape
 from anyshape.artifact import container, safetensors
 from anyshape.artifact.load import load
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
-from anyshape.ops.matmul import from_panels
+from anyshape.ir.panels import from_panels
 from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.tools.cli import main
 from deploying import SHAPES, Encoder, alone, exported, ids, members_of, saved, with_members

@@ -14,9 +14,9 @@ from anyshape.artifact import prepack
 from anyshape.base.config import Config
 from anyshape.base.errors import VerifyError
 from anyshape.compiler.driver import compile_graph
+from anyshape.ir.panels import into_panels, panels_of
 from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
-from anyshape.ops.matmul import into_panels, panels_of
 from deploying import members_of, saved
 
 

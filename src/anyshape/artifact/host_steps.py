@@ -11,8 +11,9 @@ import numpy as np
 
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
+from anyshape.ir.panels import from_panels
 from anyshape.ops.attention import roles
-from anyshape.ops.matmul import GROUPED, from_panels
+from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import CopyStep, ExternStep, LibraryStep, MemoryStep, Window
 from anyshape.runtime.call.program import Program

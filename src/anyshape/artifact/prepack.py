@@ -1,5 +1,5 @@
 """Weight prepacking: a file holds matrices that only products read, as right operands, in the panels that the products
-read (ops/matmul.py), so that no call packs them. The graph says how a matrix is made of its panels; the pass
+read (ir/panels.py), so that no call packs them. The graph says how a matrix is made of its panels; the pass
 prepacked_gemm leaves that out where products read panels, and where one does not, the weight stays as it was.
 
 before:
@@ -23,9 +23,9 @@ from collections.abc import Collection, Mapping
 
 from anyshape.artifact.deployable import Deployable, Weight, storage_of
 from anyshape.ir.graph import Graph, Value
+from anyshape.ir.panels import OUT_OF_PANELS, PANEL, into_panels, panels_of
 from anyshape.ir.types import TensorType
-from anyshape.ops.matmul import PANEL, PRODUCTS, into_panels, panels_of
-from anyshape.passes.prepacked_gemm import OUT_OF_PANELS
+from anyshape.ops.matmul import PRODUCTS
 from anyshape.passes.rewriter import Replay
 from anyshape.plan.ir.program import LibraryStep, Plan, parts_of, touched
 

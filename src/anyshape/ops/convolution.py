@@ -19,8 +19,8 @@ The weights keep PyTorch's order; who runs the op may pack them. A third operand
 """
 from __future__ import annotations
 
+from anyshape.ir.panels import panels_of
 from anyshape.ir.types import TensorType
-from anyshape.ops.matmul import panels_of
 from anyshape.ops.type_rules import (
     ORDERED,
     Attrs,

@@ -4,7 +4,7 @@
     matmul_bytes(a, b)                   u8 by i8 in i32, exact but that sums wrap around
 
 With `columns`, b [K, N], of so many columns, is prepacked, as a constant may be: it lies in panels, [N/32, K, 32, 1] of
-f32 and [N/32, K/4, 32, 4] of i8, rounded up and filled up with zeros (`into_panels`).
+f32 and [N/32, K/4, 32, 4] of i8, rounded up and filled up with zeros (ir/panels.py).
 
     grouped(x, weights, ends)            [S, K], [E, K, N], [E] -> [S, N]: rows ends[e-1]:ends[e] of x @ weights[e]
     grouped_inner(x, y, ends)            [M, S], [S, N], [E] -> [E, M, N]: columns of x @ rows of y, of each group
@@ -22,11 +22,8 @@ and products over nothing, are zero.
 """
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from anyshape.ir.types import TensorType, size_of
+from anyshape.ir.panels import panels_of
+from anyshape.ir.types import TensorType
 from anyshape.ops.type_rules import (
     ORDERED,
     Attrs,
@@ -95,30 +92,6 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         fail(name, f"{a} and {b} are no matrices that can be multiplied")
     return (TensorType("i32", a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
-
-
-PANEL, WORD = 32, 4  # columns of a panel; bytes of a column's elements along K that lie side by side
-
-
-def panels_of(inner: int, columns: int, dtype: str) -> tuple[int, ...]:
-    """The shape of a matrix [inner, columns] of f32 or i8 in panels."""
-    word = WORD // size_of(dtype)
-    return -(-columns // PANEL), -(-inner // word), PANEL, word
-
-
-def into_panels(b: np.ndarray) -> np.ndarray:
-    """A matrix [K, N] of f32 or i8 in panels, rounded up and filled up with zeros."""
-    inner, columns = b.shape
-    word = WORD // b.itemsize
-    filled = np.pad(b, ((0, -inner % word), (0, -columns % PANEL)))
-    panels = filled.reshape(len(filled) // word, word, filled.shape[1] // PANEL, PANEL)
-    return np.ascontiguousarray(panels.transpose(2, 0, 3, 1))
-
-
-def from_panels(b: Any, inner: int, columns: int) -> Any:
-    """The matrix [inner, columns] that lies in panels: arrays of numpy or tensors of torch."""
-    count, words, _, word = b.shape
-    return b.swapaxes(1, 2).reshape(count * PANEL, words * word)[:columns, :inner].swapaxes(0, 1)
 
 
 def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types:

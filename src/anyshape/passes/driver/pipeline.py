@@ -12,7 +12,6 @@ from anyshape.ir.ir_dumps import Edited, Edits
 from anyshape.ir.pass_manager import History, PassManager
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
-from anyshape.passes.cast_into_gemm import cast_into_gemm
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination
@@ -21,9 +20,10 @@ from anyshape.passes.conv_epilogue import conv_epilogue
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.driver.graph_override import put_back
-from anyshape.passes.gemm_accumulate import gemm_accumulate
-from anyshape.passes.gemm_chain_split import gemm_chain_split
-from anyshape.passes.prepacked_gemm import prepacked_gemm
+from anyshape.passes.gemm.cast_into_gemm import cast_into_gemm
+from anyshape.passes.gemm.gemm_accumulate import gemm_accumulate
+from anyshape.passes.gemm.gemm_chain_split import gemm_chain_split
+from anyshape.passes.gemm.prepacked_gemm import prepacked_gemm
 from anyshape.passes.routing.dispatch_fusion import dispatch_fusion
 from anyshape.passes.scatter_accumulate import scatter_accumulate
 from anyshape.passes.simplify import simplify

@@ -13,8 +13,9 @@ from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ir.asynchronous import WRITES_RESULTS
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ir.panels import from_panels
 from anyshape.ops.attention import OPERANDS as ATTENTION
-from anyshape.ops.matmul import GROUPED, from_panels
+from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, ExternTable

@@ -14,9 +14,9 @@ import torch
 from anyshape.base.errors import AnyShapeError, DivisionError, InputError, VerifyError
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
+from anyshape.ir.panels import from_panels
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.ops.matmul import from_panels
 from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.ops.routing import ROUTING
 from anyshape.runtime.numpy_ops.convolution import byte_conv

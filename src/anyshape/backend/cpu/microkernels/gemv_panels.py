@@ -19,7 +19,7 @@ from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
-from anyshape.ops.matmul import PANEL, WORD
+from anyshape.ir.panels import PANEL, WORD
 
 VECTORS = 2  # of columns at a time
 SUMS = 16  # vectors of sums at once
@@ -91,15 +91,15 @@ class _Panels(Routine):
             self.set(slots[0], parts[0])
         for test, masked in (("sle", False), ("sgt", True)):
             code.open_if(code.compare(test, self.plus(j, VECTORS * lanes), end))
-            places: list[tuple[Value, Value, Value | None]] = []  # of sums, of results, and which lanes
+            written: list[tuple[Value, Value, Value | None]] = []  # of sums, of results, and which lanes
             for (i, result), v in itertools.product(enumerate(results), range(VECTORS)):
                 first = self.plus(j, lanes * v)
                 left = code.intrinsic("smax", code.binary("sub", end, first), number(0))
                 mask = code.first_lanes(left, lanes) if masked else None
-                places.append((sums[i][v][0], self.plus(result, self.times(first, 4)), mask))
+                written.append((sums[i][v][0], self.plus(result, self.times(first, 4)), mask))
             if self.dtype != BYTES:
-                self.scale(places)
-            for slot, place, mask in places:
+                self.scale(written)
+            for slot, place, mask in written:
                 self.store_vector(self.get(slot, kind), place, mask)
             code.close_section()
         code.close_section()

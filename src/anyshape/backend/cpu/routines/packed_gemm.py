@@ -57,9 +57,7 @@ from anyshape.backend.cpu.native.records import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address, copy_run, entry_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
-from anyshape.ops import matmul
-
-PANEL = matmul.PANEL  # columns of a panel where A lies in panels
+from anyshape.ir.panels import PANEL
 
 
 class PackedWork(Struct):

@@ -63,9 +63,8 @@ from anyshape.backend.cpu.native.records import (
     words,
     words_of,
 )
-from anyshape.ops import matmul
+from anyshape.ir.panels import PANEL, WORD
 
-PANEL, WORD = matmul.PANEL, matmul.WORD
 TOO_LARGE = 1 << 31  # sizes that BLAS takes are below
 DIM_WORDS, LIBRARY_WORDS, PACKED_WORDS = map(words_of, (Dim, LibraryProduct, PackedProduct))
 LOOP = 1 + 4  # words of a batch dim: its size, and the strides of a, b, c and the addend

@@ -1,4 +1,4 @@
-"""GEMM of prepacked operands: a product whose right operand is read out of panels (ops/matmul.py) reads the panels.
+"""GEMM of prepacked operands: a product whose right operand is read out of panels (ir/panels.py) reads the panels.
 
 before:
     graph example(x: f32[n, 64], w: f32[4, 64, 32, 1])
@@ -25,11 +25,9 @@ from dataclasses import dataclass
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ops.matmul import PANEL
+from anyshape.ir.panels import OUT_OF_PANELS, PANEL
 from anyshape.passes.rewriter import Replay, replay
 from anyshape.sym.expr import Size
-
-OUT_OF_PANELS = (1, 0, 2, 3)  # dims of panels in the order of a matrix: its rows, then its columns
 
 
 def prepacked_gemm(graph: Graph, config: Config) -> Graph:
@@ -75,10 +73,9 @@ def _reads_panels(node: Node) -> bool:
 def _part(replay: Replay, operand: Operand) -> _Part | None:
     """What of panels an operand of a product shows; None where it shows something else."""
     node = replay.producer(operand)
-    if node is None:
+    source = None if node is None else node.inputs[0]
+    if node is None or not isinstance(source, Value):
         return None
-    source = node.inputs[0]
-    assert isinstance(source, Value) or node.op not in ("broadcast", "reshape", "permute", "slice")
     if node.op == "reshape":
         return _whole(replay, node)
     if node.op == "broadcast":
