@@ -218,6 +218,19 @@ def test_wrong_sizes_are_refused(text: str) -> None:
         parse(text)
 
 
+def test_parts_of_texts_are_read_once_and_count_each_time() -> None:
+    deep = "(" * 40 + "n + 7" + ")" * 40
+    assert parse(f"{deep} + 1") == parse("n + 8")
+    with pytest.raises(ParseError, match="nested"):
+        parse("(" * 30 + deep + ")" * 30)
+    wide = "(" + "*".join(["(" + " + ".join("abcdefgh") + ")"] * 4) + ")"
+    assert parse(f"{wide} + 1") == parse(wide) + 1
+    with pytest.raises(ParseError, match="too many terms"):
+        parse(f"{wide} + {' + '.join([wide] * 20)} + 3")
+    with pytest.raises(ParseError, match="found 34"):
+        parse("(12 34) + n")
+
+
 # ---- facts
 
 LIMITS = {"a": (0, 3), "b": (1, 4), "n": (2, 9)}

@@ -44,7 +44,7 @@ from anyshape.sym.facts import Facts
 HOMES: dict[str, Callable[..., Home]] = {
     kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
 INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
-_FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
+_FIELD = re.compile(r"[^ \n#{]+(?: [^ \n#{]+)*")
 _BYTES = re.compile(r"(.+?) bytes\b")
 _LIFE = re.compile(r"[ \t]*([^\n]+?) bytes[ \t]+steps[ \t]+(-?\d{1,19})-(-?\d{1,19})(?!\d)")
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
