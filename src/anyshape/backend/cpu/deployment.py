@@ -16,7 +16,7 @@ from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.bytecode.format import KERNELS
 from anyshape.backend.cpu.machine.blas import Blas, without_blas
 from anyshape.backend.cpu.machine.target import Machine, may_use_tiles
-from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, kept_routines
+from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, family_text, kept_routines
 from anyshape.backend.cpu.target import CpuTarget
 from anyshape.backend.interface import ObjectCache
 from anyshape.backend.loaded_code import CodeSource
@@ -27,8 +27,8 @@ from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
 # what makes the words of a plan, and what reads them
-GENERATOR = ("backend/cpu/bytecode", "backend/cpu/microkernels", "backend/cpu/routines", "backend/cpu/interpreter.py",
-             "plan/ir")
+GENERATOR = ("backend/cpu/bytecode", "backend/cpu/machine/low_precision.py", "backend/cpu/microkernels",
+             "backend/cpu/routines", "backend/cpu/interpreter.py", "plan/ir")
 # LLVM's names of features that code may use -> those of Linux, where they differ
 LINUX = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "sse4.1": "sse4_1",
          "sse4.2": "sse4_2", "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg", "sse3": "pni",
@@ -95,8 +95,8 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
     found = {"host": code(emit_host())}
     entries = {name: KERNELS + 4 * i for i, name in enumerate(programs)}
     for dtype in encode(plan, entries, target.autotune, target.native.fill)[1]:
-        for number, (emit, names) in enumerate(FAMILIES):
-            text = emit(machine, (dtype,))
+        for number, names in enumerate(FAMILIES):
+            text = family_text(number, machine, dtype)
             if any(f"@{name}(" in text for name in names):
                 found[f"products {number} {dtype}"] = code(text)
     for name, one in programs.items():

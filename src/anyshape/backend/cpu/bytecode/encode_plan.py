@@ -33,8 +33,8 @@ from anyshape.backend.cpu.bytecode.products import (
     native,
 )
 from anyshape.backend.cpu.bytecode.template import Names, Word
-from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.machine.low_precision import BYTES
+from anyshape.backend.cpu.microkernels.tables import direct_conv
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
@@ -315,9 +315,9 @@ class PlanEncoder:
 
     def byte_conv(self, number: int, step: LibraryStep) -> list[int]:
         attrs: dict[str, Any] = dict(step.attrs)
-        self.dtypes_found.append(half_precision.BYTES)
+        self.dtypes_found.append(BYTES)
         return self.filled(template.BYTE_CONV, [
-            self.kind(half_precision.BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
+            self.kind(BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
             *itertools.chain(*map(self.window, (*step.inputs, *step.outputs)))])
 
     def kernel(self, number: int, step: KernelStep) -> list[int]:

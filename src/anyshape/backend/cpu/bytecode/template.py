@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.microkernels import gemv
+from anyshape.backend.cpu.microkernels.tables import gemv
 from anyshape.backend.cpu.native.records import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces

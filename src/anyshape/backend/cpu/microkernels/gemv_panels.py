@@ -11,8 +11,9 @@ a panel; elements of a vector are next to each other, and so are results; of `sc
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
+from anyshape.backend.cpu.llvm.half_precision import multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
+from anyshape.backend.cpu.machine.low_precision import BYTES
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
 from anyshape.ops.matmul import PANEL, WORD
