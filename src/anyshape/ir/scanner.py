@@ -26,6 +26,7 @@ _SPACE = re.compile(r"[ \t]*")
 _COMMA = re.compile(r"[ \t]*,[ \t]*")
 _BLANK = re.compile(r"(?:\s+|#[^\n]*)*")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
+_LITERAL = tuple("TF-in0123456789")  # what a literal begins with
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 # a whole type on one line, which is the same wherever its text stands
 _TYPE = re.compile(r"\w+\[[^\[\]\n#]*\](?:[ \t]*strides[ \t]*\[[^\[\]\n#]*\])?(?:[ \t]+on[ \t]+[a-z]+(?::\d+)?(?!\w))?"
@@ -83,6 +84,8 @@ class Scanner:
     # ---- numbers and attributes
 
     def literal(self) -> Literal | None:
+        if not self.text.startswith(_LITERAL, self.at):
+            return None
         for word, value in (("True", True), ("False", False)):
             if self.on_word(word):
                 self.word(word)
@@ -226,6 +229,9 @@ class Scanner:
         return True
 
     def skip_blank(self) -> None:
+        letter = self.text[self.at:self.at + 1]
+        if not (letter == "#" or letter.isspace()):
+            return
         match = _BLANK.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
