@@ -21,9 +21,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
@@ -51,8 +50,7 @@ from anyshape.ops.attention import roles
 TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
 
 
-@dataclass(frozen=True, slots=True)
-class ProductKind:
+class ProductKind(NamedTuple):
     """Products that two routines can do. sizes: batch, rows, terms of a sum and columns of the one that is measured,
     of attention heads, rows, columns and depth. other: the library. margin: how many times as fast as the usual one
     the unusual routine has to be."""

@@ -6,7 +6,6 @@ import hashlib
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -121,8 +120,8 @@ def libraries(threads: int = 0) -> Blas:
         return without_blas()
     from anyshape.backend.cpu.machine.torch_libs import library, threads_of_products
     found = library()
-    return found if threads in (0, threads_of_products()) else replace(found, sgemm=0, dgemm=0, sgemm_batch=0,
-                                                                       dgemm_batch=0)
+    return found if threads in (0, threads_of_products()) else found._replace(sgemm=0, dgemm=0, sgemm_batch=0,
+                                                                              dgemm_batch=0)
 
 
 def deployed_target(native: NativeRoutines) -> CpuTarget:
