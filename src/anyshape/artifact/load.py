@@ -21,13 +21,13 @@ import numpy as np
 
 from anyshape.artifact import arrays, safetensors
 from anyshape.artifact.container import WEIGHTS, Container, refused
-from anyshape.artifact.host_steps import HostSteps
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
 from anyshape.artifact.safetensors import parse_json
 from anyshape.artifact.signature import Signature, decode, most_leaf
 from anyshape.artifact.text_limits import parse_graph, parse_plan
+from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
 from anyshape.base.config import Config
@@ -188,7 +188,7 @@ class LoadedModel:
             raise refused(where, "a result of the signature is no output of the program")
         context = Context(target.native, driver)
         specializer = Judged(plan, target.runner(plan, kernels), target.native, names=self.signature.names)
-        self.program: Program | None = Program(specializer, kernels, context, steps=HostSteps, bound=bound)
+        self.program: Program | None = Program(specializer, kernels, context, steps=_host_steps, bound=bound)
         self.container, self.context = container, context
         self.needs: weakref.WeakKeyDictionary[Specialization, int] = weakref.WeakKeyDictionary()  # see `bytes_of`
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
@@ -280,6 +280,12 @@ class LoadedModel:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def _host_steps(*call: Any) -> PythonSteps:
+    """Does the steps of a call that are numpy's."""
+    from anyshape.artifact.host_steps import HostSteps  # operators by numpy, which most programs do not have
+    return HostSteps(*call)
 
 
 def _bound(plan: Plan, head: Head, weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]],
