@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from anyshape.backend.cpu.autotune import Autotune
 from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.bytecode.format import KERNELS
 from anyshape.backend.cpu.machine.blas import Blas, without_blas
-from anyshape.backend.cpu.machine.target import Machine, may_use_tiles
+from anyshape.backend.cpu.machine.target import Machine, may_use_tiles, model
 from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, family_text, kept_routines
 from anyshape.backend.cpu.target import CpuTarget
 from anyshape.backend.interface import ObjectCache
-from anyshape.backend.loaded_code import CodeSource
+from anyshape.backend.loaded_code import CodeSource, LoadedKernel
 from anyshape.backend.measurements import Measurements
 from anyshape.base.errors import ArtifactError
 from anyshape.base.version import __version__
@@ -101,6 +101,30 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
     for name, one in programs.items():
         found[f"kernel {name}"] = code(target.emit(one))
     return machine, found
+
+
+def kept_modules(target: CpuTarget, kernels: Sequence[LoadedKernel]) -> dict[str, bytes] | None:
+    """The objects of a program that this process compiled, as `modules` names them, from its cache; None where that
+    lacks one. kernels: the program's, whose products have been loaded."""
+    from anyshape.backend.cpu.llvm import jit
+    native, cache = target.native, target.native.cache
+    if cache is None:
+        return None
+    found = {"host": jit.module_object("host", native.machine, cache)}
+    for dtype, families in native.products.items():
+        for number, family in enumerate(families):
+            if family.address:
+                module = f"products {number} {dtype}"
+                found[module] = jit.module_object(module, native.machine, cache)
+    for kernel in kernels:
+        found[f"kernel {kernel.name}"] = cache.get(kernel.key) if kernel.key else None
+    there = {module: data for module, data in found.items() if data is not None}
+    return there if len(there) == len(found) else None
+
+
+def processor(threads: int = 0) -> str:
+    """What `compiling_target` makes of a graph depends on, in words; LLVM's version and our own apart."""
+    return f"{model()} {sorted(_flags())} {libraries(threads).routines}"
 
 
 def trusted_target(machine: Machine, code: CodeSource, threads: int = 0) -> CpuTarget:
