@@ -2,8 +2,7 @@
 only read where nobody else could have written it (base/disk_cache.py). A file that nobody trusts is then loaded as if
 its machine code were trusted, and nothing of it becomes code all the same.
 
-    entry:  {"machine": {...}, "code": digest of the generator, "sizes": {"plan": bytes, "host": bytes, ...}} as a line,
-            the plan's text, the objects
+    entry:  {"machine": {...}, "sizes": {"plan": bytes, "host": bytes, ...}} as a line, the plan's text, the objects
 """
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def kept(key: str, cache: ObjectCache) -> tuple[str, NativeCode] | None:
     line, _, rest = data.partition(b"\n")
     entry = json.loads(line)
     machine = deployment().machine_of(entry["machine"])
-    if machine is None or deployment().lack(machine, entry["code"]):
+    if machine is None or deployment().unfit(machine):
         return None
     pieces, at = {}, 0
     for name, size in entry["sizes"].items():
@@ -67,6 +66,5 @@ def keep(key: str, target: Any, plan: Plan, kernels: Sequence[LoadedKernel]) -> 
     except AnyShapeError:  # not for such processors
         return
     pieces = {PLAN: show(plan).encode(), **objects}
-    entry = {"machine": dataclasses.asdict(machine), "code": deployment().generator(),
-             "sizes": {name: len(data) for name, data in pieces.items()}}
+    entry = {"machine": dataclasses.asdict(machine), "sizes": {name: len(data) for name, data in pieces.items()}}
     target.native.cache.put(key, b"\n".join((json.dumps(entry).encode(), b"".join(pieces.values()))))

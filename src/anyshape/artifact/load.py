@@ -1,7 +1,8 @@
 """The loader of deployed programs: maps a file and makes a program of it, without torch.
 
     trust_native=True     plan.txt and the native cache are used as they are: milliseconds, and numpy alone is enough
-    trust_native=False    graph.txt is compiled anew by this process (llvmlite): nothing in the file becomes code
+    trust_native=False    graph.txt is compiled by this process (llvmlite), or was by an earlier one of this user, whose
+                          cache has it: nothing in the file becomes code
 
 What a file may do is bounded in either case: its texts are parsed under limits, the graph is verified, and a plan is
 judged at every new set of sizes before it runs.

@@ -60,8 +60,11 @@ def machine_of(found: Any) -> Machine | None:
 
 def lack(machine: Machine, code: Any) -> str:
     """What this process lacks of what machine code needs; "" where it lacks nothing. code: digest of its generator."""
-    if code != generator():
-        return "its native code was made by another version of AnyShape"
+    return "its native code was made by another version of AnyShape" if code != generator() else unfit(machine)
+
+
+def unfit(machine: Machine) -> str:
+    """What this process lacks of what machine code of this version needs; "" where it lacks nothing."""
     if platform.machine() not in ("x86_64", "AMD64") or not machine.triple.startswith("x86_64"):
         return f"its code is for {machine.triple.split('-')[0]}, this is {platform.machine()}"
     wanted = {name.strip("+") for name in machine.features.split(",")}
