@@ -21,6 +21,7 @@ from anyshape.backend.interface import ObjectCache
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel
 from anyshape.backend.measurements import Measurements
 from anyshape.base.errors import ArtifactError
+from anyshape.base.own_sources import PACKAGE, sources_in
 from anyshape.base.version import __version__
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
@@ -42,12 +43,12 @@ _FIELDS: dict[str, type] = {"triple": str, "cpu": str, "features": str, "vector_
 @lru_cache(maxsize=1)
 def generator() -> str:
     """A digest of everything that turns a plan into words, and of what reads them."""
-    root = Path(__file__).parents[2]
     digest = hashlib.sha256(__version__.encode())
     for place in GENERATOR:
-        files = [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py"))
-        for file in files:
-            digest.update(file.read_bytes())
+        path = f"{PACKAGE}/{place}"
+        for name in [path] if place.endswith(".py") else sources_in(path):
+            with open(name, "rb", buffering=0) as file:
+                digest.update(file.read())
     return digest.hexdigest()
 
 
@@ -147,8 +148,8 @@ def libraries(threads: int = 0) -> Blas:
         return without_blas()
     from anyshape.backend.cpu.machine.torch_libs import library, threads_of_products
     found = library()
-    return found if threads in (0, threads_of_products()) else found._replace(sgemm=0, dgemm=0, sgemm_batch=0,
-                                                                              dgemm_batch=0)
+    return found if threads in (0, threads_of_products()) else Blas(
+        0, 0, 0, 0, found.parallel, found.thread_number, found.team_size, found.barrier, found.clock)
 
 
 def deployed_target(native: NativeRoutines) -> CpuTarget:
