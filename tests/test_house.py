@@ -23,7 +23,8 @@ ir  ops  passes  passes/routing  passes/gemm  passes/driver
 dist  dist/cost  dist/pipeline  dist/simulate  dist/search
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
-backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
+backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen
+backend/cpu/microkernels/tables  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
 backend/cpu/routines/recurrence  backend/cpu/routines/encoding  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton

@@ -14,8 +14,7 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from anyshape.artifact.container import refused
 
@@ -33,8 +32,7 @@ MOST_SECTIONS, MOST_SYMBOLS = 4096, 65536
 _STUB = 16  # bytes of a jump to an outside function, or of a word that holds an address
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(NamedTuple):
     kind: int
     flags: int
     begin: int
@@ -45,8 +43,7 @@ class _Section:
     entry: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbol:
+class _Symbol(NamedTuple):
     name: str
     section: int
     value: int

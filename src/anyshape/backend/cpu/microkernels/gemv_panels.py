@@ -1,4 +1,4 @@
-"""GEMV microkernels over panels, printed as LLVM: a prepacked matrix (ops/matmul.py) with a few vectors, in f32 or u8
+"""GEMV microkernels over panels, printed as LLVM: a prepacked matrix (ir/panels.py) with a few vectors, in f32 or u8
 by i8 in i32.
 
 A panel has 32 columns; word k of it is an f32 of each, or four neighbours along K. Panels follow each other, so that
@@ -15,8 +15,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
+from anyshape.backend.cpu.llvm.half_precision import multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
+from anyshape.backend.cpu.machine.low_precision import BYTES
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
 from anyshape.ir.panels import PANEL, WORD
@@ -24,8 +25,6 @@ from anyshape.ir.panels import PANEL, WORD
 VECTORS = 2  # of columns at a time
 SUMS = 16  # vectors of sums at once
 
-
-DTYPES = ("f32", BYTES)
 
 
 def emit(target: Machine, name: str, dtype: str, arguments: tuple[str, ...], count: int, places: int
