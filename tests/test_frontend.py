@@ -309,6 +309,18 @@ def test_strides_of_inputs():
         assert fast(x).stride() == f(x).stride()
 
 
+@pytest.mark.parametrize("rank", (4, 5))
+def test_what_is_stacked_lies_as_eagers(rank):
+    def function(x):
+        return [torch.stack([x + 1, x * 2], dim) for dim in range(rank + 1)]
+    fast = anyshape.compile(function)
+    last = torch.channels_last if rank == 4 else torch.channels_last_3d
+    for count in (2, 5):
+        x = torch.randn((count, *range(3, 2 + rank))).to(memory_format=last)
+        for found, wanted in zip(fast(x), function(x), strict=True):
+            assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
 def test_channels_last():
     block = nn.Conv2d(3, 6, 3, padding=1)
     fast = anyshape.compile(block)
