@@ -379,6 +379,30 @@ def test_refused_call_leaves_no_autocast_behind():
     assert "squeeze has shape" in str(fast.explain())
 
 
+def test_functional_gradients_take_sizes_of_one():
+    head = nn.Linear(4, 1)
+    weights = {name: one.detach() for name, one in head.named_parameters()}
+
+    def of_each_row(x):
+        def loss(weights, row):
+            return torch.func.functional_call(head, weights, (row,)).square().sum()
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    fast = anyshape.compile(of_each_row, strict=True)
+    for shape in [(3, 4), (1, 4), (2, 4)]:
+        x = torch.randn(shape)
+        close(list(fast(x).values()), list(of_each_row(x).values()))
+    assert fast._anyshape.compilation.graphs == 1
+
+    def squeezed(x):
+        return torch.func.grad(lambda z: z.sin().squeeze(0).square().sum())(x)
+    fast = anyshape.compile(squeezed)
+    for shape in [(3, 4), (1, 4), (2, 4)]:
+        x = torch.randn(shape)
+        close(fast(x), squeezed(x))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):  # nothing has stayed that forbids them
+        head(torch.randn(2, 4))
+
+
 def test_vmap_and_functional_gradients():
     def f(x):
         return torch.func.vmap(lambda row: row.sin().sum())(x) + torch.func.grad(lambda z: (z ** 2).sum())(x).sum()
