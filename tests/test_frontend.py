@@ -403,6 +403,18 @@ def test_functional_gradients_take_sizes_of_one():
         head(torch.randn(2, 4))
 
 
+def test_a_hook_on_a_gradient_is_there_at_sizes_of_one():
+    def f(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * 3)
+        return y.sin()
+    fast = anyshape.compile(f, strict=True)
+    for shape in [(3, 4), (1, 4), (5, 1)]:
+        x = torch.randn(shape, requires_grad=True)
+        close(torch.autograd.grad(fast(x).sum(), x), torch.autograd.grad(f(x).sum(), x))
+    assert fast._anyshape.compilation.graphs == 1
+
+
 def test_vmap_and_functional_gradients():
     def f(x):
         return torch.func.vmap(lambda row: row.sin().sum())(x) + torch.func.grad(lambda z: (z ** 2).sum())(x).sum()

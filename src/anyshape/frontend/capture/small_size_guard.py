@@ -496,8 +496,8 @@ class Compare:
         arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
         operands = [(one, value) for one in node.all_input_nodes for value in _tensors(self.values[one])]
         target: Any = self.gm.get_submodule(str(node.target)) if node.op == "call_module" else node.target
-        if api.is_about_hooks(target):  # no shape depends on it, and a run that is stopped would not end it
-            return None
+        if api.is_about_hooks(target):  # no shape depends on them, and a run that is stopped would not end it
+            return arguments[0] if arguments else None  # a tensor with a hook on its gradient is that tensor
         if target is torch.autograd.grad:  # each has the shape of what it is the gradient of
             wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
             return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)

@@ -442,8 +442,10 @@ def is_of_reverse_mode(target: Any) -> bool:
 
 
 def is_about_hooks(target: Any) -> bool:
-    """True for the functions in a captured graph by which a transform forbids hooks on saved tensors, and ends that."""
-    return getattr(target, "__name__", "").startswith("_saved_tensors_hooks_")
+    """True for what a captured graph calls to put a hook on a gradient, or, in a transform, to forbid hooks on saved
+    tensors and to end that."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name == "register_hook" or name.startswith("_saved_tensors_hooks_")
 
 
 def _is_of(target: Any, names: frozenset[str]) -> bool:
