@@ -26,7 +26,7 @@ import anyshape
 from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
-from anyshape.tools.serve.connections import protocol_of
+from anyshape.tools.serve.connections import BoundedProtocol, protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import RequestError, TensorSpec, decode, encode
@@ -442,6 +442,22 @@ def test_lengths_that_are_none_are_refused(lines: str) -> None:
         client = Client(port)
         assert client.infer("double", x=np.ones((1, 2), np.float32))["x"].tolist() == [[2, 2]]
         client.close()
+
+
+def test_a_body_does_not_wait_until_its_head_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    begin = BoundedProtocol.connection_made
+
+    def connection_made(self: BoundedProtocol, transport: Any) -> None:
+        begin(self, transport)
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connection_made)
+    with server(Doubling()) as (port, _):
+        client = Client(port)
+        client.infer("double", x=np.ones((1, 2), np.float32))
+        client.close()
+    assert found == [1]
 
 
 def test_an_answer_is_held_until_it_is_read_and_not_for_ever() -> None:
