@@ -71,16 +71,18 @@ class Reader:
     def _proto(self, source: Any) -> Any:
         if isinstance(source, onnx.ModelProto):
             return source
+        where = ""
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
+            where = str(path)
             self.folder = path.parent
             try:
                 if path.stat().st_size > MOST_BYTES:
-                    raise _refuse(f"{path} is too large", f"it has more than {MOST_BYTES} bytes", where=str(path))
+                    raise _refuse(f"{path} is too large", f"it has more than {MOST_BYTES} bytes", where=where)
                 source = path.read_bytes()
             except OSError as error:
                 raise _refuse(f"{path} cannot be read", str(error.strerror or error), "give the path of a model",
-                              str(path)) from error
+                              where) from error
         if not isinstance(source, (bytes, bytearray, memoryview)):
             raise InputError(f"anyshape.compile_onnx cannot read a {type(source).__name__}", where="its first argument",
                              why="it takes a path, bytes or an onnx.ModelProto", do="pass one of those")
@@ -88,9 +90,10 @@ class Reader:
         try:
             proto.ParseFromString(bytes(source))
         except Exception as error:  # protobuf's own type of error is private
-            raise _refuse("these bytes are no ONNX model", f"the protobuf cannot be parsed: {error}") from error
+            raise _refuse("these bytes are no ONNX model", f"the protobuf cannot be parsed: {error}",
+                          where=where) from error
         if not proto.HasField("graph"):
-            raise _refuse("these bytes are no ONNX model", "there is no graph in them")
+            raise _refuse("these bytes are no ONNX model", "there is no graph in them", where=where)
         return proto
 
     # ---- graphs

@@ -177,7 +177,8 @@ def misread(source: Source) -> bool:
     """Whether the converter would carry an operation wrongly: padding SAME of pooling, where sizes are open."""
     graph = _concrete_of(source).graph.as_graph_def()
     nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
-    return any(node.op in ("MaxPool", "AvgPool") and node.attr["padding"].s == b"SAME" for node in nodes)
+    return any(node.op in ("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D") and node.attr["padding"].s == b"SAME"
+               for node in nodes)
 
 
 def _concrete_of(source: Source) -> Any:
