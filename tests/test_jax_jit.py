@@ -74,6 +74,36 @@ def test_inside_of_transforms(fast: Any) -> None:
     same(jax.jit(jax.vmap(jax.grad(ours), (None, 0)))(W, xs), jax.vmap(jax.grad(loss), (None, 0))(W, xs))
 
 
+def test_a_new_shape_in_a_trace_is_one_operation_whose_results_are_known(
+        fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sizes are formulas of the arguments': JAX traces nothing of the program again."""
+    told = anyshape.jax.jit(lambda x: jnp.concatenate([x, x[1:]]).T, shapes=("n, m",), constraints=("m <= 40",))
+    told(numbers(3, 2))
+    fast(W, numbers(3, 5, 6))
+    monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("traced again"))
+    for n in (4, 23, 1):
+        text = str(jax.make_jaxpr(lambda x: fast(W, x))(numbers(n, 7, 6)))
+        assert text.count("anyshape_program") == 1 and "custom_vmap" not in text and f"f32[{n},7,4]" in text
+    for n, m in ((5, 2), (1, 40), (9, 7)):
+        assert jax.make_jaxpr(told)(numbers(n, m)).out_avals[0].shape == (m, 2 * n - 1)
+    with pytest.raises(pytest.fail.Exception, match="traced again"):  # JAX says what is wrong
+        jax.make_jaxpr(told)(numbers(5, 41))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_gradients_over_a_mesh(fast: Any, checked: bool) -> None:
+    """Those of what all devices share are sums over them, as of any operation of JAX."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    rows = jax.sharding.PartitionSpec("i")
+
+    def ours(call: Any) -> Any:
+        inner = jax.shard_map(lambda w, x: call({"w": w}, x)[0], mesh=mesh, check_vma=checked, out_specs=rows,
+                              in_specs=(jax.sharding.PartitionSpec(), rows))
+        return jax.jit(jax.grad(lambda w, x: (inner(w, x) ** 2).sum(), (0, 1)))
+    x = numbers(3, 5, 6)
+    same(ours(fast)(W["w"], x), ours(layer)(W["w"], x))
+
+
 def test_an_export_with_symbolic_sizes_calls_the_program(fast: Any) -> None:
     """Sizes are read at run time."""
     shape = export.symbolic_shape("b, t, 6")

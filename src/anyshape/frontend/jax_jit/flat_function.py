@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.config import Config
-from anyshape.base.errors import Unsupported
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by
-from anyshape.frontend.importer_stablehlo.callable import StablehloCallable, to_jax
+from anyshape.frontend.importer_stablehlo.callable import CompiledPart, StablehloCallable, to_jax
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
-from anyshape.frontend.jax_jit import ffi_handler, ffi_programs
+from anyshape.frontend.jax_jit import ffi_programs
+from anyshape.frontend.jax_jit.call_primitive import ProgramCall, equally_varying
 from anyshape.frontend.jax_jit.size_search import SizeSearch
-from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, specs_of
+from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of
 from anyshape.frontend.programs.session import Compilation
 
 with needed_by("anyshape.jax.jit"):
     import jax
     from jax import export
     from jax import numpy as jnp
-    from jax.custom_batching import custom_vmap
     from jax.extend import source_info_util
 
 source_info_util.register_exclusion(__file__)  # programs' steps are told by the lines of the user's function
@@ -57,7 +57,8 @@ class SizedProgram:
         self.number = ffi_programs.number_of(exported.mlir_module_serialized, config)
         self.kept = exported.module_kept_var_idx
         self.counts = tuple(self.kept[place] for place in self.program.counts)
-        self.results: dict[Sizes, list[Any]] = {}
+        self.result_sizes = ResultSizes.of(exported)
+        self.calls: dict[Sizes, ProgramCall] = {}
 
     def refusal(self, leaves: Sequence[Any]) -> str:
         """Why it is not for these arguments; "": it is. A number that it takes for a size is at least 0."""
@@ -71,18 +72,39 @@ class SizedProgram:
         given = [_array(leaves[k], avals[k].dtype) for k in self.kept]
         return tuple(map(to_jax, self.program.tensors(given)))
 
-    def traced(self, leaves: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
-        """The results in a trace: a call of XLA."""
-        results = self.results.get(sizes)
-        if results is None:
-            specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(jax.typeof, leaves)]
-            results = list(jax.eval_shape(self.exported.call, *specs))
-            if len(self.results) < MOST_KNOWN and all(isinstance(size, int) for size in sizes):
-                self.results[sizes] = results
+    def call_at(self, leaves: Sequence[Any], sizes: Sizes, owner: FlatFunction) -> ProgramCall:
+        """The call in a trace of arguments of these sizes.
+
+        Raises:
+            ValueError: of JAX, where sizes are not those that the user gave.
+        """
+        known = self.calls.get(sizes)
+        if known is None:
+            results = self._result_types(leaves, sizes)
+            known = ProgramCall(self.number, self.kept, results, owner.run, owner.batched)
+            if len(self.calls) < MOST_KNOWN and all(isinstance(size, int) for size in sizes):
+                self.calls[sizes] = known
         ffi_programs.offered(self.program, self.number)
-        avals = self.exported.in_avals
-        given = [jnp.asarray(leaves[k], avals[k].dtype) for k in self.kept]
-        return tuple(jax.ffi.ffi_call(ffi_handler.TARGET, results)(*given, program=np.int64(self.number)))
+        return known
+
+    def _result_types(self, leaves: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
+        shapes = self.result_sizes.at(sizes) if self._holds(leaves) else None
+        if shapes is None:  # JAX finds them, or says what does not agree
+            specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(jax.typeof, leaves)]
+            return tuple(jax.eval_shape(self.exported.call, *specs))
+        return tuple(jax.ShapeDtypeStruct(shape, aval.dtype)
+                     for shape, aval in zip(shapes, self.exported.out_avals, strict=True))
+
+    def _holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether sizes are as the module says; False as well where that is found only when it runs."""
+        part = self.program.run
+        if not isinstance(part, CompiledPart):
+            return False
+        try:
+            part.check([jax.typeof(leaves[k]) if k not in self.counts else leaves[k] for k in self.kept])
+        except InputError:
+            return False
+        return True
 
 
 def _array(leaf: Any, dtype: Any) -> Any:
@@ -120,10 +142,11 @@ class FlatFunction:
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return self.function(*leaves) if _inlining.on else self.differentiable(*leaves)
-        return self._run(*leaves)
+            return self.function(*leaves) if _inlining.on else self.differentiable(*equally_varying(leaves))
+        return self.run(*leaves)
 
-    def _run(self, *leaves: Any) -> tuple[Any, ...]:
+    def run(self, *leaves: Any) -> tuple[Any, ...]:
+        """The results of a call, alone or in a trace of `jax.jit` or `jax.vmap`."""
         avals = [jax.typeof(leaf) for leaf in leaves]
         sizes = tuple(size for aval in avals for size in aval.shape)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
@@ -135,7 +158,10 @@ class FlatFunction:
                                   do="leave strict out: the call then runs as JAX runs it")
             self.compilation.ran_eagerly(refusal)
             return self.plain(*leaves)  # type: ignore[no-any-return]
-        return program.traced(leaves, sizes) if traced else program(leaves)
+        if not traced:
+            return program(leaves)
+        return program.call_at(leaves, sizes, self)(
+            [_array(leaf, aval.dtype) for leaf, aval in zip(leaves, avals, strict=True)])
 
     # ---- programs
 
@@ -210,18 +236,9 @@ class FlatFunction:
     # ---- transforms
 
     def _with_rules(self) -> Callable[..., tuple[Any, ...]]:
-        @custom_vmap
-        def batchable(*leaves: Any) -> tuple[Any, ...]:
-            return self._run(*leaves)
-
-        @batchable.def_vmap
-        def batched(_size: int, which: Sequence[Any], *leaves: Any) -> Any:
-            results = self._batched(tuple(which), leaves)
-            return results, tuple(True for _ in results)
-
         @jax.custom_vjp
         def differentiable(*leaves: Any) -> tuple[Any, ...]:
-            return batchable(*leaves)  # type: ignore[no-any-return]
+            return self.run(*leaves)
 
         def forward(*leaves: Any) -> Any:
             return self(*leaves), leaves
@@ -232,7 +249,8 @@ class FlatFunction:
         differentiable.defvjp(forward, backward)
         return differentiable  # type: ignore[no-any-return]
 
-    def _batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The results over one dim more, which is the first of the arguments that have it, and of all results."""
         axes = tuple(0 if one else None for one in which)
         return self._derived(("vmap", axes), lambda: FlatFunction(
             jax.vmap(self.function, axes), f"vmap of {self.name}", self.labels, self.compilation,

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anyshape.base.errors import ParseError
 from anyshape.base.optional_packages import needed_by
 from anyshape.sym.expr import Size, evaluate, symbols_of
 from anyshape.sym.parse import parse
@@ -75,6 +76,43 @@ class SizeClasses:
         """Whether all names in a fact are of sizes that are symbolic."""
         names = {name for name, _ in self.groups}
         return all(symbols_of(_read(size)) <= names for size in fact)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSizes:
+    """The sizes of an exported function's results, of those of its arguments.
+
+    given: of all arguments' dims in a line. results: of each result; None where JAX writes what we do not read, or a
+    size is not a dim of some argument.
+    """
+
+    given: tuple[Size, ...]
+    results: tuple[tuple[Size, ...], ...] | None
+
+    @classmethod
+    def of(cls, exported: Any) -> ResultSizes:
+        """Those of a function that JAX exported."""
+        try:
+            given = tuple(_size(size) for aval in exported.in_avals for size in aval.shape)
+            results = tuple(tuple(map(_size, aval.shape)) for aval in exported.out_avals)
+        except ParseError:
+            return cls((), None)
+        known = {str(size) for size in given}
+        open_ = all(symbols_of(size) <= known for sizes in (given, *results) for size in sizes)
+        return cls(given, results if open_ else None)
+
+    def at(self, sizes: Sizes) -> list[tuple[int, ...]] | None:
+        """The results' shapes for arguments of these sizes; None: it cannot be said, or such are not taken."""
+        if self.results is None or not all(isinstance(size, int) for size in sizes):
+            return None
+        known = {str(name): size for name, size in zip(self.given, sizes, strict=True)}
+        if any(evaluate(size, known) != have for size, have in zip(self.given, sizes, strict=True)):
+            return None
+        return [tuple(evaluate(size, known) for size in shape) for shape in self.results]
+
+
+def _size(size: Any) -> Size:
+    return size if isinstance(size, int) else _read(str(size))
 
 
 def _read(text: str) -> Size:
