@@ -161,6 +161,33 @@ def test_how_sizes_compare_is_what_a_program_is_for() -> None:
         fast(numbers(3, 5), numbers(4, 5), 0)
 
 
+def halves(x: Any) -> Any:
+    return x.reshape(x.shape[0], x.shape[1] // 4, 4).sum(1) if x.shape[1] % 4 == 0 else x * 2
+
+
+ASKED = {
+    "a remainder": (halves, [(2, 8), (2, 7), (2, 12), (2, 9), (2, 4)], 2),
+    "dims that are equal": (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, [(3, 5), (4, 4), (1, 3), (7, 7)], 3),
+    "a number": (lambda x: x[:4] if x.shape[0] in (8, 9) else x + 1, [(5, 3), (8, 3), (7, 3), (8, 2)], 2),
+    "another shape": (lambda x: x if x.shape != (2, 3) else x * 2, [(2, 3), (4, 3), (2, 5)], 3),
+    "whether it is odd": (lambda x: x[1:] if x.shape[0] % 2 else x, [(6, 3), (5, 3), (8, 3), (7, 3)], 2),
+}
+
+
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("name", ASKED)
+def test_what_a_function_asks_of_sizes_is_what_a_program_is_for(name: str, said: bool) -> None:
+    """JAX says that sizes differ where it cannot tell."""
+    function, shapes, most = ASKED[name]
+    fast = anyshape.jax.jit(function, strict=True, shapes=("a, b",) if said else None)
+    before = anyshape.stats()
+    for shape in shapes:
+        x = numbers(*shape)
+        same(fast(x), jax.jit(function)(x))
+        same(jax.jit(lambda x: fast(x))(x), jax.jit(function)(x))
+    assert grown(before, "programs") <= most
+
+
 def test_nearly_largest_elements_are_the_largest() -> None:
     fast = anyshape.jax.jit(lambda x: (jax.lax.approx_max_k(x, 2), jax.lax.approx_min_k(x, 1, reduction_dimension=0)),
                             strict=True)

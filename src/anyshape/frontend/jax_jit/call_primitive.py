@@ -43,7 +43,7 @@ def equally_varying(leaves: Sequence[Any]) -> Sequence[Any]:
     """The arguments of a call as values that vary over the same axes of a mesh, as `jax.shard_map` tells them:
     gradients of those that did not are sums over it then."""
     kinds = [getattr(jax.typeof(leaf), "manual_axis_type", None) for leaf in leaves]
-    varying = [getattr(kind, "varying", frozenset()) for kind in kinds]
+    varying: list[frozenset[str]] = [getattr(kind, "varying", frozenset()) for kind in kinds]
     axes = frozenset().union(*varying)
     if not axes:
         return leaves

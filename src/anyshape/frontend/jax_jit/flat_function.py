@@ -23,8 +23,9 @@ from anyshape.frontend.importer_stablehlo.callable import CompiledPart, Stablehl
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
 from anyshape.frontend.jax_jit import ffi_programs
 from anyshape.frontend.jax_jit.call_primitive import ProgramCall, equally_varying
+from anyshape.frontend.jax_jit.size_questions import Question, listening
 from anyshape.frontend.jax_jit.size_search import SizeSearch
-from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of
+from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of, told_again, told_by
 from anyshape.frontend.programs.session import Compilation
 
 with needed_by("anyshape.jax.jit"):
@@ -118,18 +119,20 @@ class FlatFunction:
     Args:
         function: arrays -> a tuple of arrays, as JAX traces it.
         name, labels: of it and its arguments, for messages and as names of sizes.
-        specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py.
+        specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py. constraints: what they said
+            of these sizes.
         keys: which arguments are the words of keys of random numbers; how many words is a number.
     """
 
     def __init__(self, function: Flat, name: str, labels: Sequence[str], compilation: Compilation,
-                 specs: Sequence[Any] | None = None, keys: Sequence[int] = ()) -> None:
+                 specs: Sequence[Any] | None = None, keys: Sequence[int] = (), constraints: Sequence[str] = ()) -> None:
         self.function = function
         self.name = name
         self.labels = tuple(labels)
         self.compilation = compilation
         self.config = compilation.config
         self.specs = specs
+        self.constraints = tuple(constraints)
         self.keys = tuple(keys)
         self.plain = jax.jit(function)
         self.programs: list[SizedProgram] = []
@@ -182,14 +185,21 @@ class FlatFunction:
     def _compiled(self, avals: Sequence[Any], sizes: Sizes) -> SizedProgram | None:
         """A new program; where JAX or the compiler refuses a symbolic size, with a number in its place."""
         search = self.search
-        classes = search.started(avals, sizes) if self.specs is None else SizeClasses((), {})
+        classes = search.started(avals, sizes) if self.specs is None else told_by(self.specs)
         trials = 0
         while True:
+            questions: dict[Question, None] = {}
             try:
-                exported = self._exported(classes, avals)
+                exported = self._exported(classes, avals, questions)
+                narrower = search.answered(classes, questions, sizes)
+                if narrower is not None:
+                    classes = narrower
+                    continue
                 if search.guesses:
-                    classes = search.released(classes, lambda free: self._exports(free, avals))
-                    exported = self._exported(classes, avals)
+                    classes = search.released(classes, lambda free: self._exports(free, avals, sizes))
+                    questions = {}
+                    exported = self._exported(classes, avals, questions)
+                classes = search.differing(classes, questions, sizes)
                 made = SizedProgram(classes, exported, self.compilation, self.config)
                 self.programs.append(made)
                 for reason in search.news():
@@ -199,7 +209,9 @@ class FlatFunction:
                 if not trials:
                     self._raise_own(avals)
                 trials += 1
-                narrower = search.narrowed(classes, str(error), _first_line(error)) if self.specs is None else None
+                narrower = search.answered(classes, questions, sizes)
+                if narrower is None and self.specs is None:
+                    narrower = search.narrowed(classes, str(error), _first_line(error))
                 if narrower is None:
                     self._refuse(error)
                     return None
@@ -211,16 +223,18 @@ class FlatFunction:
             jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                                             for aval in avals))
 
-    def _exports(self, classes: SizeClasses, avals: Sequence[Any]) -> bool:
+    def _exports(self, classes: SizeClasses, avals: Sequence[Any], sizes: Sizes) -> bool:
+        questions: dict[Question, None] = {}
         try:
-            self._exported(classes, avals)
+            self._exported(classes, avals, questions)
         except Exception:  # of JAX or of the function
             return False
-        return True
+        return not any(classes.compared(a, "==", b, sizes) for a, b in questions)
 
-    def _exported(self, classes: SizeClasses, avals: Sequence[Any]) -> Any:
-        specs = self.specs if self.specs is not None else specs_of(classes, avals)
-        with _as_part():
+    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: dict[Question, None]) -> Any:
+        """The function as JAX exports it. questions: takes what it asks of sizes."""
+        specs = specs_of(classes, avals) if self.specs is None else told_again(self.specs, classes, self.constraints)
+        with _as_part(), listening(questions):
             exported = export.export(jax.jit(self.function), platforms=("cpu",))(*specs)
         self.compilation.tracing = (self.name, "other sizes were equal" if self.programs else "", "jax")
         return exported

@@ -8,11 +8,13 @@ named, are tried again as soon as the rest is found; and so are all once a call 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused
+from anyshape.base.errors import Unsupported
+from anyshape.frontend.jax_jit.size_questions import Question
+from anyshape.frontend.jax_jit.symbolic_sizes import Fact, SizeClasses, Sizes, classes_of, names_in, names_of, refused
 
 MOST_FROZEN = 6  # sizes that are made numbers one by one; then all of trees are, then all
 MOST_FACTS = 16  # comparisons of sizes that JAX is told
@@ -54,7 +56,7 @@ class SizeSearch:
         self.trials, self.guesses = 0, []
         return self._classes(())
 
-    def _classes(self, facts: Sequence[tuple[str, str]]) -> SizeClasses:
+    def _classes(self, facts: Sequence[Fact]) -> SizeClasses:
         found = classes_of(self.calls, self.names, self.words.union(*self.frozen))
         return replace(found, facts=tuple(fact for fact in facts if found.knows(fact)))
 
@@ -77,6 +79,38 @@ class SizeSearch:
                 if not inner or name not in said:
                     self.guesses.append(places)
         return self._classes(classes.facts)
+
+    def answered(self, classes: SizeClasses, questions: Iterable[Question], sizes: Sizes) -> SizeClasses | None:
+        """With what JAX denied in the trace and is so at these sizes: a number in place of a size, or a fact. None:
+        there is nothing; a program of this trace is right at these sizes."""
+        facts, found = list(classes.facts), False
+        for a, b in questions:
+            fact = a, "==", b
+            if not classes.compared(*fact, sizes):
+                continue
+            known = fact in facts
+            facts.append(fact)
+            names = names_in(fact)
+            number = a.isidentifier() and not names_in((b, "==", b))
+            groups = [(name, places) for name, places in classes.groups if name in names]
+            if groups and (number or known or len(facts) > MOST_FACTS):  # a fact that did not help, or too many
+                facts = [one for one in facts if not names & names_in(one)]
+                for name, places in groups:
+                    self.frozen[places] = (f"the size {name} is the number {sizes[places[0]]}: the function asks "
+                                           f"whether {a} is {b}")
+            elif known:
+                raise Unsupported(f"whether {a} is {b} is not known", where="anyshape.jax.jit",
+                                  why="the function asks it, and JAX does not see it from what it was told",
+                                  do="leave shapes= out")
+            found = True
+        if not found:
+            return None
+        return self._classes(facts) if classes.groups else replace(classes, facts=tuple(facts))
+
+    def differing(self, classes: SizeClasses, questions: Iterable[Question], sizes: Sizes) -> SizeClasses:
+        """With what JAX denied, and is not so: the program is for such sizes."""
+        facts = [(a, "!=", b) for a, b in questions if classes.compared(a, "!=", b, sizes)]
+        return replace(classes, facts=tuple(dict.fromkeys((*classes.facts, *facts))))
 
     def released(self, classes: SizeClasses, works: Callable[[SizeClasses], bool]) -> SizeClasses:
         """The same with those guesses symbolic again with which the export works as well. The last one is none: the

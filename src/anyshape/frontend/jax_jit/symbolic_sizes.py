@@ -4,11 +4,13 @@
 
 Every dim is symbolic. JAX has to know which ones are equal, so dims of one size in the first call are taken as one,
 and a dim of 0 or 1, which broadcasts, as that number. A call that this does not fit has another program made, which
-tells those dims apart that differed in any call so far. Where JAX has to know how two sizes compare, the program is for
-calls in which they compare as in the first one. A dim that JAX refuses to leave open is a number, with a reason.
+tells those dims apart that differed in any call so far. Where JAX has to know how two sizes compare, or the function
+asks it (size_questions.py), the program is for calls in which they compare as in the first one. A dim that JAX refuses
+to leave open is a number, with a reason.
 """
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,58 +26,70 @@ with needed_by("anyshape.jax.jit"):
     from jax import export
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
+REMAINDER = re.compile(r"The remainder (mod\(.+\)) should be 0")
 CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
 
+SIGNS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+Fact = tuple[str, str, str]  # a size, >= or == or !=, a size: as JAX writes them
 Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClasses:
     """What a program takes for granted. groups: places of dims that are one size, at least 1, each with its name.
-    fixed: place -> size of the others. facts: pairs of sizes, as JAX writes them, of which the first is at least the
-    second."""
+    fixed: place -> size of the others. facts: how sizes compare. told: names that the user gave, each with a place that
+    has its size; arguments that do not fit the others are refused when the program is called."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     fixed: Mapping[int, Any]
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[Fact, ...] = ()
+    told: tuple[tuple[str, int], ...] = ()
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether arguments of these sizes are such."""
         return all(_same(sizes[place], size) for place, size in self.fixed.items()) and all(
             all(_same(sizes[place], sizes[places[0]]) for place in places[1:])
             and not (isinstance(sizes[places[0]], int) and sizes[places[0]] < 1) for _, places in self.groups
-        ) and all(self.compared(a, b, sizes) for a, b in self.facts)
+        ) and all(self.compared(*fact, sizes) for fact in self.facts)
 
-    def compared(self, a: str, b: str, sizes: Sizes) -> bool | None:
-        """Whether a >= b at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
-        known = {name: sizes[places[0]] for name, places in self.groups}
+    def compared(self, a: str, sign: str, b: str, sizes: Sizes) -> bool | None:
+        """Whether a fact holds at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
+        known = {name: sizes[places[0]] for name, places in self.groups} | {
+            name: sizes[place] for name, place in self.told}
         try:
-            return bool(evaluate(_read(a), known) >= evaluate(_read(b), known))
+            return bool(SIGNS[sign](evaluate(_read(a), known), evaluate(_read(b), known)))
         except Exception:  # of JAX's comparison, or the text is no size
             return None
 
-    def comparison(self, said: str, sizes: Sizes) -> tuple[str, str] | None:
+    def comparison(self, said: str, sizes: Sizes) -> Fact | None:
         """The fact that JAX says it has to know, or that would tell which of two sizes a maximum or minimum is in what
         it says, as it is at some sizes; None: there is none, or JAX knew."""
+        remainder = REMAINDER.search(said)
+        if remainder is not None:
+            fact = remainder[1], "==", "0"
+            return fact if fact not in self.facts and self.compared(*fact, sizes) else None
         found = COMPARISON.search(said)
         for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in CHOICE.findall(said)]:
             if sign in ("<", "<="):
                 a, b = b, a
             if sign in ("<", ">"):
                 b = f"{b} + 1"
-            truth = self.compared(a, b, sizes)
-            if found is None and truth is False and self.compared(b, a, sizes):
-                fact = b, a
+            truth = self.compared(a, ">=", b, sizes)
+            if found is None and truth is False and self.compared(b, ">=", a, sizes):
+                fact = b, ">=", a
             else:
-                fact = (a, b) if truth else (b, f"{a} + 1")
+                fact = (a, ">=", b) if truth else (b, ">=", f"{a} + 1")
             if truth is not None and fact not in self.facts:
                 return fact
         return None
 
-    def knows(self, fact: tuple[str, str]) -> bool:
+    def knows(self, fact: Fact) -> bool:
         """Whether all names in a fact are of sizes that are symbolic."""
-        names = {name for name, _ in self.groups}
-        return all(symbols_of(_read(size)) <= names for size in fact)
+        return names_in(fact) <= {name for name, _ in self.groups}
+
+    def scope(self, constraints: Sequence[str] = ()) -> Any:
+        """Of JAX's symbols: what it is told of them."""
+        return export.SymbolicScope([*constraints, *(" ".join(fact) for fact in self.facts if fact[1] != "!=")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,11 @@ def _read(text: str) -> Size:
     return parse(text.replace("^", "**"))
 
 
+def names_in(fact: Fact) -> frozenset[str]:
+    """The sizes that a fact is about."""
+    return frozenset(symbols_of(_read(fact[0])) | symbols_of(_read(fact[2])))
+
+
 def _same(a: Any, b: Any) -> bool:
     return bool(a == b) if isinstance(a, int) == isinstance(b, int) else False
 
@@ -156,7 +175,7 @@ def names_of(labels: Sequence[str], ranks: Sequence[int]) -> list[str]:
 
 def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """The arguments with symbolic sizes, to be exported."""
-    scope = export.SymbolicScope([f"{a} >= {b}" for a, b in classes.facts])
+    scope = classes.scope()
     sizes: dict[int, Any] = dict(classes.fixed)
     if classes.groups:
         symbols = export.symbolic_shape(", ".join(name for name, _ in classes.groups), scope=scope)
@@ -168,6 +187,21 @@ def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeS
         at += len(shape)
         found.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
     return found
+
+
+def told_by(specs: Sequence[Any]) -> SizeClasses:
+    """What is taken for granted of shapes that the user gave."""
+    sizes = [size for spec in specs for size in spec.shape]
+    return SizeClasses((), {}, (), tuple({str(size): place for place, size in enumerate(sizes)
+                                          if str(size).isidentifier()}.items()))
+
+
+def told_again(specs: Sequence[Any], classes: SizeClasses, constraints: Sequence[str]) -> list[jax.ShapeDtypeStruct]:
+    """The shapes that the user gave, of new symbols, of which JAX is told the facts as well: of the same ones it keeps
+    traces, in which a function asks nothing."""
+    scope = classes.scope(constraints)
+    return [jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(map(str, spec.shape)), scope=scope), spec.dtype,
+                                 weak_type=spec.weak_type) for spec in specs]
 
 
 def refused(classes: SizeClasses, said: str) -> tuple[str, tuple[int, ...]] | None:
