@@ -188,6 +188,23 @@ def test_what_a_function_asks_of_sizes_is_what_a_program_is_for(name: str, said:
     assert grown(before, "programs") <= most
 
 
+def test_what_is_asked_of_a_size_that_was_guessed_to_be_a_number_does_not_keep_it_one() -> None:
+    """The first call has one size by chance, and the error does not name the dim that it is about."""
+    def step(params: Any, cache: Any, x: Any) -> Any:
+        heads = np.ones(params["w"].shape[0], np.float32)  # has to be a number
+        if cache["k"].shape[0] != x.shape[0]:
+            raise ValueError("another batch")
+        return cache["k"] + x[:, None] * heads[0] + params["w"].sum()
+
+    fast = anyshape.jax.jit(step, strict=True)
+    before = anyshape.stats()
+    w = {"w": numbers(2, 3)}
+    for batch, length in ((2, 8), (3, 9), (5, 7), (4, 13), (7, 2)):
+        cache, x = {"k": numbers(batch, length)}, numbers(batch)
+        same(fast(w, cache, x), step(w, cache, x))
+    assert grown(before, "programs") == 2
+
+
 def test_nearly_largest_elements_are_the_largest() -> None:
     fast = anyshape.jax.jit(lambda x: (jax.lax.approx_max_k(x, 2), jax.lax.approx_min_k(x, 1, reduction_dimension=0)),
                             strict=True)

@@ -35,6 +35,7 @@ class SizeSearch:
         self.nested: set[int] = set()  # places of arrays within trees
         self.trials = 0
         self.guesses: list[tuple[int, ...]] = []
+        self.asked: set[tuple[int, ...]] = set()  # those of `frozen` that the function asked of
 
     def started(self, avals: Sequence[Any], sizes: Sizes) -> SizeClasses:
         """What a program for these sizes, which no other fits, may take for granted at first."""
@@ -96,6 +97,8 @@ class SizeSearch:
             if groups and (number or known or len(facts) > MOST_FACTS):  # a fact that did not help, or too many
                 facts = [one for one in facts if not names & names_in(one)]
                 for name, places in groups:
+                    places = tuple(place for place in places if place in self.nested) or places
+                    self.asked.add(places)
                     self.frozen[places] = (f"the size {name} is the number {sizes[places[0]]}: the function asks "
                                            f"whether {a} is {b}")
             elif known:
@@ -113,17 +116,26 @@ class SizeSearch:
         return replace(classes, facts=tuple(dict.fromkeys((*classes.facts, *facts))))
 
     def released(self, classes: SizeClasses, works: Callable[[SizeClasses], bool]) -> SizeClasses:
-        """The same with those guesses symbolic again with which the export works as well. The last one is none: the
-        export worked after it."""
-        for places in self.guesses[:-1]:
-            reason = self.frozen.pop(places)
+        """The same with those guesses symbolic again with which the export works as well. If the export worked right
+        after the last one, that is none."""
+        frozen = list(self.frozen)
+        for places in self.guesses if self.guesses[-1] != frozen[-1] else self.guesses[:-1]:
+            before = dict(self.frozen)  # in order: see started
+            later = frozen[frozen.index(places):]  # what was asked later of dims of its size may be so because of it
+            for one in [places, *(one for one in later if one in self.asked and self._alike(one, places))]:
+                self.frozen.pop(one, None)
             free = self._classes(classes.facts)
             if works(free):
                 classes = free
             else:
-                self.frozen[places] = reason
+                self.frozen = before
         self.guesses = []
         return classes
+
+    def _alike(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether some of these dims were of one size in all calls."""
+        histories = [{tuple(call[place] for call in self.calls) for place in places} for places in (some, others)]
+        return bool(histories[0] & histories[1])
 
     def news(self) -> list[str]:
         """Why sizes are numbers, where that has not been told yet."""

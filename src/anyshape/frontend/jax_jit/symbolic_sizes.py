@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ with needed_by("anyshape.jax.jit"):
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
 REMAINDER = re.compile(r"The remainder (mod\(.+\)) should be 0")
-CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
+CHOICE = re.compile(r"\b(?:max|min)\(")  # of two sizes
 
 SIGNS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 Fact = tuple[str, str, str]  # a size, >= or == or !=, a size: as JAX writes them
@@ -69,7 +69,7 @@ class SizeClasses:
             fact = remainder[1], "==", "0"
             return fact if fact not in self.facts and self.compared(*fact, sizes) else None
         found = COMPARISON.search(said)
-        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in CHOICE.findall(said)]:
+        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in _choices(said)]:
             if sign in ("<", "<="):
                 a, b = b, a
             if sign in ("<", ">"):
@@ -136,6 +136,22 @@ def _read(text: str) -> Size:
         ParseError: it is none.
     """
     return parse(text.replace("^", "**"))
+
+
+def _choices(said: str) -> Iterator[tuple[str, str]]:
+    """The two sizes of which each maximum or minimum in a text is one."""
+    for found in CHOICE.finditer(said):
+        parts, depth = [""], 1
+        for letter in said[found.end():]:
+            depth += (letter == "(") - (letter == ")")
+            if not depth:
+                break
+            if letter == "," and depth == 1:
+                parts.append("")
+            else:
+                parts[-1] += letter
+        if len(parts) == 2 and not depth:
+            yield parts[0].strip(), parts[1].strip()
 
 
 def names_in(fact: Fact) -> frozenset[str]:
