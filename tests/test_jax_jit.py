@@ -188,6 +188,22 @@ def test_what_a_function_asks_of_sizes_is_what_a_program_is_for(name: str, said:
     assert grown(before, "programs") <= most
 
 
+@pytest.mark.parametrize("function, rows", [
+    (lambda x: x.reshape(-1, 4).sum(1), (8, 12, 4, 36)),
+    (lambda x: jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4).sum(1), (6, 5, 8, 1))])
+def test_a_size_that_has_to_divide_is_left_open(function: Any, rows: tuple[int, ...]) -> None:
+    """The program is for sizes that do; others raise as JAX does."""
+    fast = anyshape.jax.jit(function, strict=True)
+    before = anyshape.stats()
+    for n in rows:
+        x = numbers(n)
+        same(fast(x), jax.jit(function)(x))
+        same(jax.jit(lambda x: fast(x))(x), jax.jit(function)(x))
+    assert grown(before, "programs") == 1
+    with pytest.raises(TypeError, match="reshape"):
+        anyshape.jax.jit(lambda x: x.reshape(-1, 4))(numbers(7))
+
+
 def test_what_is_asked_of_a_size_that_was_guessed_to_be_a_number_does_not_keep_it_one() -> None:
     """The first call has one size by chance, and the error does not name the dim that it is about."""
     def step(params: Any, cache: Any, x: Any) -> Any:
