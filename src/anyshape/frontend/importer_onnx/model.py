@@ -20,6 +20,7 @@ ELEMENTS: dict[int, str] = {
 ELEMENT_OF: dict[str, int] = {name: number for number, name in ELEMENTS.items()}
 
 MICROSOFT = "com.microsoft"  # the domain of onnxruntime's own operators
+CLASSICAL = "ai.onnx.ml"  # and that of classical machine learning
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer_onnx import (
     attention,
+    classical,
     fold,
     index,
     matmul,
@@ -39,6 +40,7 @@ from anyshape.frontend.importer_onnx import (
     shape,
     signal,
     spatial,
+    trees,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
@@ -66,7 +68,8 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
+TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal,
+          classical, trees)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
