@@ -62,6 +62,19 @@ def transformed(c: Call, scores: Value, name: str) -> Value:
         return c.op("sigmoid", scores)
     if name == "SOFTMAX":
         return c.aten(aten._softmax.default, scores, 1, False, types=scores.tensor)  # type: ignore[no-any-return]
+    if name == "SOFTMAX_ZERO":  # a softmax of which zeros have no part
+        top = c.t.reduce("amax", scores, (1,), True)
+        near = c.op("le", c.op("abs", scores), 1e-7)
+        each = c.op("exp", c.op("sub", scores, top))
+        total = c.t.reduce("sum", c.op("where", near, 0.0, each), (1,), True)
+        return c.op("div", c.op("where", near, c.op("mul", scores, c.op("exp", c.op("neg", top))), each), total)
+    if name == "PROBIT":  # onnxruntime's approximation (Winitzki 2008)
+        y = c.op("sub", c.op("mul", scores, 2.0), 1.0)
+        log = c.op("log", c.op("mul", c.op("sub", c.t.full(1.0, y.tensor.shape, y.tensor.dtype), y),
+                               c.op("add", y, 1.0)))
+        v = c.op("add", c.op("mul", log, 0.5), 2 / (3.14159 * 0.147))
+        root = c.op("sqrt", c.op("sub", c.op("sqrt", c.op("sub", c.op("mul", v, v), c.op("div", log, 0.147))), v))
+        return c.op("mul", c.op("where", c.op("lt", y, 0.0), c.op("neg", root), root), 1.41421356)
     raise Decline(f"the transform {name} of scores")
 
 

@@ -10,7 +10,7 @@ OSDI 2020, section 4). What onnxruntime's CPU kernels do where the standard is s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,17 +105,16 @@ def forest(c: Call, kind: str) -> Forest:
     tracks = tracks if len(tracks) else np.zeros(count, np.int64)
     if not count or any(len(one) != count for one in (trees, modes, split, tracks, *names)):
         raise wrong(c, "its lists of nodes differ in length")
-    # a node by its tree and its number there
-    order = np.lexsort((nodes, trees))
-    keys = np.stack((trees, nodes), 1)[order]
-    if count > 1 and (keys[1:] == keys[:-1]).all(1).any():
+    keys = _keys(c, trees, nodes)
+    order = np.argsort(keys, kind="stable")
+    if (keys[order][1:] == keys[order][:-1]).any():
         raise wrong(c, "two nodes of a tree have one number")
     leaf = np.array([mode == "LEAF" for mode in modes], bool)
     own = np.arange(count)
-    yes, no = (np.where(leaf, own, _places(c, keys, order, trees, np.where(leaf, nodes, one))) for one in (yes, no))
+    yes, no = (np.where(leaf, own, _places(c, keys, order, _keys(c, trees, np.where(leaf, nodes, one)))) for one in (yes, no))
     tests = _tests(c, [mode if mode != "LEAF" else "BRANCH_LEQ" for mode in modes], yes, no, tracks.astype(bool))
     first = np.unique(trees, return_index=True)[1]  # a tree's root is its first node
-    at = _places(c, keys, order, _ints(c, f"{kind}_treeids"), _ints(c, f"{kind}_nodeids"))
+    at = _places(c, keys, order, _keys(c, _ints(c, f"{kind}_treeids"), _ints(c, f"{kind}_nodeids")))
     targets, weights = _ints(c, f"{kind}_ids"), _numbers(c, f"{kind}_weights")
     if not len(at) == len(targets) == len(weights):
         raise wrong(c, "its lists of weights differ in length")
@@ -124,19 +123,21 @@ def forest(c: Call, kind: str) -> Forest:
                   targets[kept], weights[kept])
 
 
-def _places(c: Call, keys: np.ndarray, order: np.ndarray, trees: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Where nodes stand, by tree and number, among sorted keys."""
+def _keys(c: Call, trees: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """A number for each node, of its tree and its number there."""
     if len(trees) != len(nodes):
         raise wrong(c, "its lists of nodes differ in length")
-    known, rank = np.unique(keys, axis=0, return_inverse=True)
-    both = np.concatenate((known, np.stack((trees, nodes), 1)))
-    found = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
-    place = np.full(len(both), -1)
-    place[found[:len(known)]] = order[np.argsort(rank.reshape(-1), kind="stable")]
-    result = place[found[len(known):]]
-    if (result < 0).any():
+    if any(len(one) and not 0 <= one.min() <= one.max() < 1 << 31 for one in (trees, nodes)):
+        raise wrong(c, "the number of a node or tree is below 0, or too large")
+    return trees << 31 | nodes
+
+
+def _places(c: Call, keys: np.ndarray, order: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where the nodes of these keys stand."""
+    found = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    if (keys[found] != wanted).any():
         raise wrong(c, "a node names one that is not there")
-    return result
+    return found  # type: ignore[no-any-return]
 
 
 def newer_forest(c: Call) -> Forest:
@@ -228,20 +229,53 @@ def scores(c: Call, trees: Forest, x: Value, targets: int, how: str = "SUM") -> 
         raise wrong(c, f"a leaf is of target {trees.targets.max()}, and there are {targets}")
     if how not in ("SUM", "AVERAGE", "MIN", "MAX"):
         raise wrong(c, f"it aggregates by {how}")
-    if targets * len(trees.yes) > MOST_WEIGHTS:
-        raise Decline(f"{len(trees.yes)} nodes of {targets} targets")
     if how in ("MIN", "MAX") and not _always(trees, targets).all():
         raise Decline("leaves without a weight")
-    table = np.zeros((len(trees.yes), targets), np.float64)
-    if how in ("MIN", "MAX"):
-        table[:] = np.inf if how == "MIN" else -np.inf
-        (np.minimum if how == "MIN" else np.maximum).at(table, (trees.leaves, trees.targets), trees.weights)
+    combined, neutral, row = {"MIN": (np.minimum, np.inf, "amin"), "MAX": (np.maximum, -np.inf, "amax")}.get(
+        how, (np.add, 0.0, "sum"))
+    grouped = _by_target(trees, targets)
+    if grouped is not None:  # a number for each node, and as many trees for each target
+        table = np.full(len(grouped.yes), neutral)
+        combined.at(table, grouped.leaves, grouped.weights)
+        found = c.op("take", constant(c, table, kind), reached(c, grouped, x), dim=0)
+        found = c.t.reshape(found, (x.tensor.shape[0], targets, len(grouped.roots) // targets))
+        total = c.t.reduce(row, found, (2,))
     else:
-        np.add.at(table, (trees.leaves, trees.targets), trees.weights)
-    found = c.op("take", constant(c, table, kind), reached(c, trees, x), dim=0)
-    row = {"MIN": "amin", "MAX": "amax"}.get(how, "sum")
-    total = c.t.reduce(row, found, (1,))
+        if targets * len(trees.yes) > MOST_WEIGHTS:
+            raise Decline(f"{len(trees.yes)} nodes of {targets} targets")
+        table = np.full((len(trees.yes), targets), neutral)
+        combined.at(table, (trees.leaves, trees.targets), trees.weights)
+        total = c.t.reduce(row, c.op("take", constant(c, table, kind), reached(c, trees, x), dim=0), (1,))
     return c.op("div", total, float(len(trees.roots))) if how == "AVERAGE" else total
+
+
+def _by_target(trees: Forest, targets: int) -> Forest | None:
+    """The trees in the order of their targets, as many for each: a leaf that weighs nothing fills up. None where a tree
+    has several targets, or most would be filling."""
+    owner = np.zeros(len(trees.yes), np.int64)
+    at = trees.roots
+    owner[at] = np.arange(len(at))
+    for _ in range(trees.levels):
+        at = at[trees.yes[at] != at]
+        for way in (trees.yes, trees.no):
+            owner[way[at]] = owner[at]
+        at = np.concatenate((trees.yes[at], trees.no[at]))
+    tree = owner[trees.leaves]
+    target = np.full(len(trees.roots), -1)
+    target[tree] = trees.targets
+    if (target[tree] != trees.targets).any():
+        return None
+    members = [np.flatnonzero(target == one) for one in range(targets)]
+    most = max(len(one) for one in members)
+    if not most or most * targets > 2 * len(trees.roots):
+        return None
+    empty = len(trees.yes)
+    roots = np.full((targets, most), empty)
+    for one, own in enumerate(members):
+        roots[one, :len(own)] = trees.roots[own]
+    added = {"feature": 0, "split": 0, "test": 0, "yes": empty, "no": empty, "nan": False}
+    return replace(trees, roots=roots.reshape(-1), **{name: np.append(getattr(trees, name), item).astype(
+        getattr(trees, name).dtype) for name, item in added.items()})
 
 
 def _always(trees: Forest, targets: int) -> np.ndarray:
@@ -255,7 +289,7 @@ def _always(trees: Forest, targets: int) -> np.ndarray:
     return found[at].any(0)  # type: ignore[no-any-return]
 
 
-def _floats(c: Call, *given: Any) -> str:
+def _floats(c: Call) -> str:
     """The dtype that trees compute in: f64 of operands of f64, else f32."""
     return "f64" if c.dtype() == "f64" else "f32"
 
@@ -311,28 +345,24 @@ def _of_two(c: Call, trees: Forest, total: Value, base: np.ndarray, second: bool
         raise Decline("classes that only some samples have a score of")
     batch = total.tensor.shape[0]
     first, other = (c.t.window(total, 1, place, 1) for place in (0, 1))
-    alone = False
+    nothing = c.t.full(0.0, first.tensor.shape, first.tensor.dtype)
     if len(base) == 2 and second:
         other = c.op("add", first, float(base[1]))
         first = c.op("neg", other)
-    elif len(base) == 2:
-        first, other = c.op("add", first, float(base[0])), c.op("add", other, float(base[1]))
-    else:
-        first = c.op("add", first, float(base[0])) if len(base) == 1 else first
-        alone = not second
+    elif len(base):
+        first = c.op("add", first, float(base[0]))
+    first = first if 0 in classes else nothing
     positive = other if second else first
     mixed = bool((trees.weights < 0).any())
-    one_kind = len(classes) == 1
-    holds = c.op("gt", positive, 0.5 if one_kind and not mixed else 0.0)
-    at = (1, 0) if one_kind else (1, 0)
-    label = c.t.where(c.t.reshape(holds, (batch,)), int(named[at[0]]), int(named[at[1]]), "i64")
-    if not alone:
-        return label, c.op("concat", first, other, dim=1), how
+    holds = c.t.reshape(c.op("gt", positive, 0.5 if len(classes) == 1 and not mixed else 0.0), (batch,))
+    negative_label, positive_label = (0, 1) if len(classes) == 2 else (int(one) for one in named)
+    label = c.t.where(holds, positive_label, negative_label, "i64")
+    if second or len(base) == 2:
+        return label, c.op("concat", first, other if second else nothing, dim=1), how
     if how == "PROBIT":
         raise Decline("the transform PROBIT of one score")
-    if not mixed:
-        return label, c.op("concat", c.op("sub", c.t.full(1.0, first.tensor.shape, first.tensor.dtype), first), first,
-                           dim=1), "NONE"
-    return label, c.op("concat", c.op("neg", first), first, dim=1), how if how == "LOGISTIC" else "NONE"
-
-
+    if how == "LOGISTIC" or mixed:
+        pair = c.op("neg", first)
+    else:
+        pair = c.op("sub", c.t.full(1.0, first.tensor.shape, first.tensor.dtype), first)
+    return label, c.op("concat", pair, first, dim=1), how if how == "LOGISTIC" else "NONE"

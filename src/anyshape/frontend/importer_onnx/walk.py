@@ -3,9 +3,9 @@
     Add(x: f32[batch, 4], b)  -->  add(x, b)
 
 Tensors that are made of sizes are folded as formulas (known.py). Composed operators without a translation are taken
-apart by the body that ONNX gives them. The walk ends before a node that no program holds (text, lists, a loop, a result
-whose size is in the data), or that needs numbers which the program computes: the rest is a stage of its own, which
-begins when those are there.
+apart by the body that ONNX gives them. The walk leaves a node that no program holds (text, lists, a loop, a result
+whose size is in the data), or that needs numbers which the program computes, and all that reads what it gives: these are
+a stage of their own, which begins when the program is done.
 """
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Where a walk ended. nodes: those that are left, the first one is done by the host where `host`. why: in words.
+    """What a walk left. nodes: in order, the first one is done by the host where `host`. why: in words.
     wants: the value whose elements are wanted as sizes, or as numbers."""
 
     nodes: tuple[OnnxNode, ...]
@@ -213,11 +213,18 @@ class Walk:
         Raises:
             Equal: two sizes turned out to be one. NeedsSize: of an input of the graph. InputError: the model is wrong.
         """
-        cut = None
+        why: tuple[bool, str, NeedsSize | None] | None = None  # of the first node that is left
+        left: list[OnnxNode] = []
+        missing: set[str] = set()  # what those give
         place = 0
         while place < len(self.nodes):
             node = self.nodes[place]
             self.builder.where = str(node)
+            if missing and any(name in missing for name in _used((node,), ())):
+                left.append(node)
+                missing.update(name for name in node.outputs if name)
+                place += 1
+                continue
             found = self._deferred(node)
             if found is not None:
                 self._set(node, (found,))
@@ -228,7 +235,9 @@ class Walk:
                     self._lookup(name, node)
             mark = len(self.builder.nodes), len(self.externs)
             try:
-                results = self._call(node)
+                self._set(node, self._call(node))
+                place += 1
+                continue
             except _Inline as body:
                 self.nodes[place:place + 1] = body.nodes
                 self.given = {**self.given, **body.constants}
@@ -239,15 +248,16 @@ class Walk:
                     raise NeedsNumber(min(roots)) from need
                 if need.name in self.graph_inputs:
                     raise
-                cut = Cut(tuple(self.nodes[place:]), False, f"{node} needs the elements of {need.name}", need)
-            except _Host as reason:
-                cut = Cut(tuple(self.nodes[place:]), True, f"{node}: {reason}")
-            if cut is not None:
-                del self.builder.nodes[mark[0]:]
-                del self.externs[mark[1]:]
-                break
-            self._set(node, results)
+                reason = False, f"{node} needs the elements of {need.name}", need
+            except _Host as cause:
+                reason = True, f"{node}: {cause}", None
+            del self.builder.nodes[mark[0]:]
+            del self.externs[mark[1]:]
+            why = why or reason
+            left.append(node)
+            missing.update(name for name in node.outputs if name)
             place += 1
+        cut = None if why is None else Cut(tuple(left), *why)
         return self._finish(cut, place)
 
     def _set(self, node: OnnxNode, results: tuple[Any, ...]) -> None:

@@ -124,6 +124,8 @@ class Stage:
         if cut.host:
             kinds = self._carried(variant)
             found.update(host.run(cut.nodes[0], found, host.Bodies(self.shared, self._body, kinds), cut.why))
+            if len(cut.nodes) == 1:
+                return {name: found[name] for name in self.outputs}, None
         if variant.rest is None:
             with self.shared.lock:
                 if variant.rest is None:
