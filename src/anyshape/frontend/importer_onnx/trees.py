@@ -1,11 +1,11 @@
-"""Translations of ensembles of decision trees (ai.onnx.ml): all trees are walked at once, a level at a time, by lookups.
+"""Translations of ensembles of decision trees (ai.onnx.ml): all trees are walked at once, by lookups, level by level.
 
     at = roots [batch, trees]
     at = where(le(x[row, feature[at]], split[at]), yes[at], no[at])     once for each level; a leaf leads to itself
     y = sum over trees of weights[at]
 
 (the "tree traversal" strategy of Nakandala et al., A Tensor Compiler for Unified Machine Learning Prediction Serving,
-OSDI 2020, section 4). What onnxruntime's CPU kernels do where the standard is silent is done here: scores of two classes.
+OSDI 2020, section 4). Where the standard is silent, above all on scores of two classes, numbers are onnxruntime's.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.frontend.aten.table import Decline, Mismatch
+from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_onnx.classical import chosen, constant, labels, rows, transformed, wrong
 from anyshape.frontend.importer_onnx.model import CLASSICAL
 from anyshape.frontend.importer_onnx.table import Call, translates
@@ -63,15 +63,15 @@ def _numbers(c: Call, name: str) -> np.ndarray:
     return np.asarray(c.attr(name) or (), np.float32) if found is None or not found.size else found.reshape(-1)
 
 
-def _levels(c: Call, roots: np.ndarray, yes: np.ndarray, no: np.ndarray) -> int:
-    """How many branches there are on the longest way from a root."""
+def _levels(c: Call, roots: np.ndarray, yes: np.ndarray, no: np.ndarray, leaf: np.ndarray) -> int:
+    """How many branches there are on the longest way from a root. leaf: which nodes are none."""
     count = len(yes)
     if not len(roots) or min(*(one.min() for one in (roots, yes, no))) < 0 or max(
             *(one.max() for one in (roots, yes, no))) >= count:
         raise wrong(c, "a node names one that is not there")
     level, at = 0, np.unique(roots)
     while True:
-        at = at[yes[at] != at]
+        at = at[~leaf[at]]
         if not len(at):
             return level
         at = np.unique(np.concatenate((yes[at], no[at])))
@@ -110,8 +110,7 @@ def forest(c: Call, kind: str) -> Forest:
     if (keys[order][1:] == keys[order][:-1]).any():
         raise wrong(c, "two nodes of a tree have one number")
     leaf = np.array([mode == "LEAF" for mode in modes], bool)
-    own = np.arange(count)
-    yes, no = (np.where(leaf, own, _places(c, keys, order, _keys(c, trees, np.where(leaf, nodes, one)))) for one in (yes, no))
+    yes, no = (_places(c, keys, order, _keys(c, trees, np.where(leaf, nodes, one))) for one in (yes, no))
     tests = _tests(c, [mode if mode != "LEAF" else "BRANCH_LEQ" for mode in modes], yes, no, tracks.astype(bool))
     first = np.unique(trees, return_index=True)[1]  # a tree's root is its first node
     at = _places(c, keys, order, _keys(c, _ints(c, f"{kind}_treeids"), _ints(c, f"{kind}_nodeids")))
@@ -119,7 +118,7 @@ def forest(c: Call, kind: str) -> Forest:
     if not len(at) == len(targets) == len(weights):
         raise wrong(c, "its lists of weights differ in length")
     kept = leaf[at]  # what a branch weighs is never read
-    return Forest(np.where(leaf, 0, feature), split, *tests, first, _levels(c, first, *tests[1:3]), at[kept],
+    return Forest(np.where(leaf, 0, feature), split, *tests, first, _levels(c, first, *tests[1:3], leaf), at[kept],
                   targets[kept], weights[kept])
 
 
@@ -141,8 +140,8 @@ def _places(c: Call, keys: np.ndarray, order: np.ndarray, wanted: np.ndarray) ->
 
 
 def newer_forest(c: Call) -> Forest:
-    """The trees of TreeEnsemble: branches and leaves in lists of their own. A branch that looks for a member of a set is
-    a chain of branches that compare with one member each."""
+    """The trees of TreeEnsemble: branches and leaves in lists of their own. A branch that looks for a member of a set
+    is a chain of branches that compare with one member each."""
     feature, split = _ints(c, "nodes_featureids"), np.asarray(c.attr("nodes_splits")).reshape(-1)
     count = len(feature)
     modes = [MODES[mode] if 0 <= mode < len(MODES) else str(mode) for mode in _ints(c, "nodes_modes").tolist()]
@@ -172,10 +171,10 @@ def newer_forest(c: Call) -> Forest:
     led = [np.concatenate((np.where(one < 0, branches - 1 - one, one), ends)) for one in led]
     padding = np.zeros(leaves, np.int64)
     tests = _tests(c, modes_ + ["BRANCH_LEQ"] * leaves, *led, np.concatenate((tracks_, padding)).astype(bool))
-    roots = _ints(c, "tree_roots")
+    roots, leaf = _ints(c, "tree_roots"), np.arange(branches + leaves) >= branches
     return Forest(np.concatenate((feature_, padding)), np.concatenate((np.asarray(split_, split.dtype),
                                                                        padding.astype(split.dtype))),
-                  *tests, roots, _levels(c, roots, *tests[1:3]), ends, targets, weights)
+                  *tests, roots, _levels(c, roots, *tests[1:3], leaf), ends, targets, weights)
 
 
 def _sets(c: Call, modes: Sequence[str]) -> dict[int, list[Any]]:

@@ -3,15 +3,14 @@
     Add(x: f32[batch, 4], b)  -->  add(x, b)
 
 Tensors that are made of sizes are folded as formulas (known.py). Composed operators without a translation are taken
-apart by the body that ONNX gives them. The walk leaves a node that no program holds (text, lists, a loop, a result
-whose size is in the data), or that needs numbers which the program computes, and all that reads what it gives: these are
-a stage of their own, which begins when the program is done.
+apart by the body that ONNX gives them. The walk leaves nodes that no program holds (text, lists, a loop, a result whose
+size is in the data), or that need numbers which the program computes, and all that reads what they give: these are a
+stage of their own, which begins when the program is done, and the host.
 """
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -42,7 +41,7 @@ from anyshape.frontend.importer_onnx import (
     spatial,
     trees,
 )
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
@@ -101,13 +100,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """What a walk left. nodes: in order, the first one is done by the host where `host`. why: in words.
-    wants: the value whose elements are wanted as sizes, or as numbers."""
+    """What a walk left. host: nodes that the host can do when the program is done, with the reason why no program does
+    them. wants: values whose elements are then wanted, as sizes or numbers. nodes: all others, in order. why: the first
+    reason, in words."""
 
+    host: tuple[tuple[OnnxNode, str], ...]
+    wants: tuple[NeedsSize, ...]
     nodes: tuple[OnnxNode, ...]
-    host: bool
     why: str
-    wants: NeedsSize | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +118,8 @@ class Imported:
     values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
     graph's last inputs. needs: sizes that must be at least 0; presumed: those of which a call in which they are not
     gets another program. externs, equalities: as in importer/graph_inputs.py.
-    nodes: how many it has of the model's. kinds: of what it gives, the type, or the elements where they are formulas.
+    nodes: how many it has of the model's. kinds: of what it gives, and the host behind it, the type, or the elements
+    where they are formulas.
     """
 
     graph: Graph
@@ -135,12 +136,6 @@ class Imported:
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, TensorType | Known] = field(default_factory=dict)
-
-
-def clean(name: str) -> str:
-    """The name as an identifier."""
-    text = re.sub(r"\W", "_", name, flags=re.ASCII) or "value"
-    return text if text[:1].isalpha() or text[:1] == "_" else f"_{text}"
 
 
 class Walk:
@@ -178,6 +173,7 @@ class Walk:
         self.small = {entry.name for entry in entries if isinstance(entry.kind, TensorType) and not entry.kind.shape
                       and kind_of(entry.kind.dtype) in ("int", "uint", "bool")}
         self.graph_inputs = {entry.name for entry in entries}
+        self.promised: dict[str, TensorType] = {}  # what is known of what the host gives
         for entry in entries:
             self._declare(entry)
 
@@ -213,9 +209,11 @@ class Walk:
         Raises:
             Equal: two sizes turned out to be one. NeedsSize: of an input of the graph. InputError: the model is wrong.
         """
-        why: tuple[bool, str, NeedsSize | None] | None = None  # of the first node that is left
+        host: list[tuple[OnnxNode, str]] = []
+        wants: list[NeedsSize] = []
         left: list[OnnxNode] = []
-        missing: set[str] = set()  # what those give
+        missing: set[str] = set()  # what nodes give that are left
+        why = ""
         place = 0
         while place < len(self.nodes):
             node = self.nodes[place]
@@ -248,16 +246,18 @@ class Walk:
                     raise NeedsNumber(min(roots)) from need
                 if need.name in self.graph_inputs:
                     raise
-                reason = False, f"{node} needs the elements of {need.name}", need
-            except _Host as cause:
-                reason = True, f"{node}: {cause}", None
+                why = why or f"{node} needs the elements of {need.name}"
+                wants.append(need)
+                left.append(node)
+            except _Host as reason:
+                why = why or f"{node}: {reason}"
+                host.append((node, f"{node}: {reason}"))
+                self._promise(node)
             del self.builder.nodes[mark[0]:]
             del self.externs[mark[1]:]
-            why = why or reason
-            left.append(node)
             missing.update(name for name in node.outputs if name)
             place += 1
-        cut = None if why is None else Cut(tuple(left), *why)
+        cut = Cut(tuple(host), tuple(wants), tuple(left), why) if why else None
         return self._finish(cut, place)
 
     def _set(self, node: OnnxNode, results: tuple[Any, ...]) -> None:
@@ -266,6 +266,14 @@ class Walk:
             if name:
                 self.env[name] = result
                 self.roots[name] = roots
+
+    def _promise(self, node: OnnxNode) -> None:
+        """Notes what is known of the results of a node that the host does."""
+        operands = [self.env.get(name) for name in node.inputs]
+        if not node.domain and all(isinstance(one, (Value, Known)) for one in operands):
+            kinds = [TensorType(one.dtype, one.shape) if isinstance(one, Known) else one.tensor for one in operands]
+            found = index.sized_by_data(node, kinds)
+            self.promised.update({name: kind for name, kind in zip(node.outputs, found, strict=False) if name})
 
     def _lookup(self, name: str, node: Any) -> Any:
         if not name:
@@ -506,13 +514,13 @@ class Walk:
     def _finish(self, cut: Cut | None, place: int) -> Imported:
         wanted = list(self.outputs)
         if cut is not None:
-            wanted = _used(cut.nodes, self.outputs)
+            wanted = _used((*(node for node, _ in cut.host), *cut.nodes), self.outputs)
         gives: list[str] = []
         values: list[Value] = []
         fixed: dict[str, Any] = {}
         left: dict[str, np.ndarray] = {}
         renames: dict[str, str] = {}
-        kinds: dict[str, TensorType | Known] = {}
+        kinds: dict[str, TensorType | Known] = dict(self.promised)
         for name in wanted:
             if name in self.graph_inputs and cut is not None:
                 continue
