@@ -27,7 +27,6 @@ from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer_onnx import (
     attention,
-    classical,
     fold,
     index,
     matmul,
@@ -39,7 +38,6 @@ from anyshape.frontend.importer_onnx import (
     shape,
     signal,
     spatial,
-    trees,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
@@ -67,8 +65,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal,
-          classical, trees)
+TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs

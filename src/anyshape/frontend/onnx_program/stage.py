@@ -19,6 +19,7 @@ import torch
 from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
+from anyshape.frontend import importer_onnx_ml
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean
 from anyshape.frontend.importer_onnx.reader import Reader
@@ -41,6 +42,8 @@ from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, evaluate, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
+
+TABLES = (importer_onnx_ml,)  # importing it fills the table of translations
 
 MOST_ELEMENTS = 64  # of a tensor whose elements are symbols
 MOST_VARIANTS = 256

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from anyshape.frontend.aten.table import Decline
-from anyshape.frontend.importer_onnx.classical import chosen, constant, labels, rows, transformed, wrong
 from anyshape.frontend.importer_onnx.model import CLASSICAL
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx_ml.classical import chosen, constant, labels, rows, transformed, wrong
 from anyshape.ir.graph import Value
 
 MOST_LEVELS = 1_000  # each is some equations

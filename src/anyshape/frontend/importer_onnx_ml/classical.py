@@ -105,7 +105,11 @@ def _linear(c: Call, count: int) -> Value:
         raise wrong(c, f"{weights.size} coefficients and {len(added)} intercepts are not of {count} rows")
     width = weights.size // count
     y = matmul(c, of_width(rows(c), width), constant(c, weights.reshape(count, width).T, "f32"))
-    return c.t.pointwise("add", y, constant(c, added, "f32"), dtype="f32") if added else y  # type: ignore[no-any-return]
+    return _added(c, y, added) if added else y
+
+
+def _added(c: Call, x: Value, numbers: Any) -> Value:
+    return c.t.pointwise("add", x, constant(c, numbers, "f32"), dtype="f32")  # type: ignore[no-any-return]
 
 
 @translates("LinearRegressor", domain=CLASSICAL)
@@ -145,8 +149,7 @@ def _kernel(c: Call, x: Value, vectors: np.ndarray) -> Value:
         return dots
     if kind == "RBF":  # |x - v|^2 = x.x - 2 x.v + v.v
         own = c.t.reduce("sum", c.op("mul", x, x), (1,), True)
-        near = c.op("sub", c.t.pointwise("add", own, constant(c, (vectors * vectors).sum(1), "f32"), dtype="f32"),
-                    c.op("mul", dots, 2.0))
+        near = c.op("sub", _added(c, own, (vectors * vectors).sum(1)), c.op("mul", dots, 2.0))
         return c.op("exp", c.op("mul", c.op("maximum", near, 0.0), -float(gamma)))
     moved = c.op("add", c.op("mul", dots, float(gamma)), float(bias))
     if kind == "POLY":
@@ -198,15 +201,14 @@ def svm_classifier(c: Call) -> Any:
         of_pairs[first[i]:first[i + 1], place] = weights[j - 1, first[i]:first[i + 1]]
         of_pairs[first[j]:first[j + 1], place] = weights[i, first[j]:first[j + 1]]
     near = _kernel(c, of_width(rows(c), vectors.shape[1]), vectors)
-    scores = c.t.pointwise("add", matmul(c, near, constant(c, of_pairs, "f32")),
-                           constant(c, rho[:len(pairs)], "f32"), dtype="f32")
+    scores = _added(c, matmul(c, near, constant(c, of_pairs, "f32")), rho[:len(pairs)])
     wins = c.t.cast(c.op("gt", scores, 0.0), "f32")
     # votes of a class: pairs that it wins as the first one, and those that it does not lose as the second one
     sign, base = np.zeros((len(pairs), kinds), np.float32), np.zeros(kinds, np.float32)
     for place, (i, j) in enumerate(pairs):
         sign[place, i], sign[place, j] = 1, -1
         base[j] += 1
-    votes = c.t.pointwise("add", matmul(c, wins, constant(c, sign, "f32")), constant(c, base, "f32"), dtype="f32")
+    votes = _added(c, matmul(c, wins, constant(c, sign, "f32")), base)
     label = chosen(c, votes, named)
     return label, c.op("concat", c.op("neg", scores), scores, dim=1) if kinds == 2 else scores
 
