@@ -185,7 +185,10 @@ def col2im(c: Call) -> Any:
                     types=TensorType(x.tensor.dtype, shape))
 
 
-@translates("NonMaxSuppression", "Unique", "Compress", "NonZero")
+SIZED_BY_DATA = ("NonMaxSuppression", "Unique", "Compress", "NonZero")
+
+
+@translates(*SIZED_BY_DATA)
 def by_the_data(c: Call) -> Any:
     raise Decline("the size of its result is in the data")
 
@@ -197,7 +200,7 @@ def sized_by_data(node: OnnxNode, kinds: Sequence[TensorType]) -> list[TensorTyp
     Args:
         kinds: of its operands.
     """
-    if not kinds[0].rank:
+    if node.op not in SIZED_BY_DATA or not kinds[0].rank:
         return []
     name = node.inputs[0] if node.op == "NonZero" else node.outputs[0]
     count = symbol(clean(f"{node.op}_{name}"))
@@ -206,8 +209,6 @@ def sized_by_data(node: OnnxNode, kinds: Sequence[TensorType]) -> list[TensorTyp
     if node.op == "NonMaxSuppression":
         return [TensorType("i64", (count, 3))]
     axis = node.attributes.get("axis")
-    if node.op not in ("Compress", "Unique"):
-        return []
     shape = (count,) if axis is None else tuple(
         count if d == axis % kinds[0].rank else n for d, n in enumerate(kinds[0].shape))
     first = TensorType(kinds[0].dtype, shape)
