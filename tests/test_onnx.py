@@ -207,6 +207,16 @@ def test_results_whose_size_is_in_the_data_part_a_model_once_not_once_for_each()
     assert len(compiled.compilation.programs) <= 3  # what is before, what is behind, and that for one box of a class
 
 
+def test_a_size_that_is_one_by_a_formula_is_broadcast() -> None:
+    """Half of a row of two is one number, which meets as many as there are."""
+    nodes = [helper.make_node("Split", ["x"], ["first", "second"], num_outputs=2),
+             helper.make_node("Add", ["z", "first"], ["y"])]
+    made = model(nodes, {"x": ["n"], "z": ["m"]}, ["y"])
+    compiled = anyshape.compile_onnx(made)
+    for wide, count in ((6, 3), (2, 5), (2, 3), (8, 4), (9, 5)):
+        same(made, compiled, {"x": np.arange(wide, dtype=np.float32), "z": np.arange(count, dtype=np.float32)})
+
+
 def parts(error: AnyShapeError) -> bool:
     return bool(error.what and error.where and error.why and error.do)
 

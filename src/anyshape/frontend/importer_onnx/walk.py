@@ -266,9 +266,9 @@ class Walk:
 
     def _promise(self, node: OnnxNode) -> None:
         """Notes what is known of the results of a node that the host does."""
-        operands = [self.env.get(name) for name in node.inputs]
-        if not node.domain and all(isinstance(one, (Value, Known)) for one in operands):
-            kinds = [TensorType(one.dtype, one.shape) if isinstance(one, Known) else one.tensor for one in operands]
+        kinds = [TensorType(one.dtype, one.shape) if isinstance(one, Known) else one.tensor
+                 for name in node.inputs if isinstance(one := self.env.get(name), (Known, Value))]
+        if not node.domain and len(kinds) == len(node.inputs):
             found = index.sized_by_data(node, kinds)
             self.promised.update({name: kind for name, kind in zip(node.outputs, found, strict=False) if name})
 

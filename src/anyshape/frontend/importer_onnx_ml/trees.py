@@ -149,7 +149,8 @@ def newer_forest(c: Call) -> Forest:
     tracks = tracks if len(tracks) else np.zeros(count, np.int64)
     ways = [_ints(c, f"nodes_{name}") for name in ("truenodeids", "trueleafs", "falsenodeids", "falseleafs")]
     targets, weights = _ints(c, "leaf_targetids"), np.asarray(c.attr("leaf_weights")).reshape(-1)
-    if not count or any(len(one) != count for one in (split, modes, tracks, *ways)) or len(targets) != len(weights):
+    lengths = {len(split), len(modes), len(tracks), *(len(one) for one in ways)}
+    if not count or lengths != {count} or len(targets) != len(weights):
         raise wrong(c, "its lists of nodes differ in length")
     yes, no = (np.where(leafs != 0, -1 - place, place) for place, leafs in (ways[:2], ways[2:]))  # -1 - leaf, or branch
     sets = _sets(c, modes)
@@ -168,9 +169,9 @@ def newer_forest(c: Call) -> Forest:
     led = [np.asarray(one, np.int64) for one in (yes_, no_)]
     if any((one < -leaves).any() for one in led):
         raise wrong(c, "a node names a leaf that is not there")
-    led = [np.concatenate((np.where(one < 0, branches - 1 - one, one), ends)) for one in led]
+    yes, no = (np.concatenate((np.where(one < 0, branches - 1 - one, one), ends)) for one in led)
     padding = np.zeros(leaves, np.int64)
-    tests = _tests(c, modes_ + ["BRANCH_LEQ"] * leaves, *led, np.concatenate((tracks_, padding)).astype(bool))
+    tests = _tests(c, modes_ + ["BRANCH_LEQ"] * leaves, yes, no, np.concatenate((tracks_, padding)).astype(bool))
     roots, leaf = _ints(c, "tree_roots"), np.arange(branches + leaves) >= branches
     return Forest(np.concatenate((feature_, padding)), np.concatenate((np.asarray(split_, split.dtype),
                                                                        padding.astype(split.dtype))),
@@ -272,9 +273,12 @@ def _by_target(trees: Forest, targets: int) -> Forest | None:
     roots = np.full((targets, most), empty)
     for one, own in enumerate(members):
         roots[one, :len(own)] = trees.roots[own]
-    added = {"feature": 0, "split": 0, "test": 0, "yes": empty, "no": empty, "nan": False}
-    return replace(trees, roots=roots.reshape(-1), **{name: np.append(getattr(trees, name), item).astype(
-        getattr(trees, name).dtype) for name, item in added.items()})
+
+    def more(column: np.ndarray, item: int) -> np.ndarray:
+        return np.append(column, np.asarray(item, column.dtype))
+    return replace(trees, roots=roots.reshape(-1), feature=more(trees.feature, 0), split=more(trees.split, 0),
+                   test=more(trees.test, 0), yes=more(trees.yes, empty), no=more(trees.no, empty),
+                   nan=more(trees.nan, 0))
 
 
 def _always(trees: Forest, targets: int) -> np.ndarray:

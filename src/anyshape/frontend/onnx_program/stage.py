@@ -218,7 +218,12 @@ class Stage:
             return self._call(values)
         ones = self._differing(base, values)
         if not ones or ones in self.ones.get(key, ()):
-            raise tried
+            names = sorted(self._of_formulas_of_one(base, values) - set(self.fixed))
+            if not names:
+                raise tried
+            with self.shared.lock:
+                self.fixed += [name for name in names if name not in self.fixed]
+            return self._call(values)
         variant, key = self._variant(key, ones, values)
         outputs = self._execute(variant, values)
         self.ones.setdefault(key, []).append(ones)
@@ -241,6 +246,18 @@ class Stage:
             except KeyError:
                 continue
         return frozenset(found)
+
+    def _of_formulas_of_one(self, variant: Variant, values: Values) -> set[str]:
+        """Symbols of formulas that are 1 in this call, where the variant takes them to be equal to others that are not:
+        a program for their numbers knows the 1."""
+        found: set[str] = set()
+        for name, size in variant.made.equalities:
+            names = symbols_of(size) if not isinstance(size, int) else frozenset()
+            if names and {name, *names} <= self.places.keys():
+                numbers = {one: self._read(one, values) for one in names}
+                if evaluate(size, numbers) == 1 != self._read(name, values):
+                    found |= names
+        return found
 
     def _execute(self, variant: Variant, values: Values) -> list[Any]:
         if variant.program is None:
