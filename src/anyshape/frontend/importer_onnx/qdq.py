@@ -284,7 +284,15 @@ def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
     kept = {name: value for name, value in node.attributes.items() if name not in ("channels_last", "opset")}
     version = min(version, node.attributes.get("opset", version))
     middle = OnnxNode(op, "", version, tuple(part.outputs[0] for part in parts), (f"{prefix}y",), kept, node.name)
-    return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+    if op != "AveragePool" or len(end) < 2 or not end[1]:
+        return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+    names = [f"{prefix}{name}" for name in ("steps", "zero", "sum", "whole", "less", "one")]
+    steps, zero, total, whole, less, one = names  # onnxruntime rounds here behind the zero point, not before it
+    return (*parts, middle, OnnxNode("Div", "", 13, (f"{prefix}y", end[0]), (steps,)),
+            OnnxNode("Cast", "", 13, (end[1],), (zero,), {"to": 1}), OnnxNode("Add", "", 13, (steps, zero), (total,)),
+            OnnxNode("Round", "", 13, (total,), (whole,)), OnnxNode("Sub", "", 13, (whole, zero), (less,)),
+            OnnxNode("Div", "", 13, (end[0], end[0]), (one,)),
+            OnnxNode("QuantizeLinear", "", 13, (less, one, end[1]), node.outputs))
 
 
 @translates("QGemm", domain=MICROSOFT)
