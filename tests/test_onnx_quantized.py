@@ -16,7 +16,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 node = helper.make_node
-KINDS = {"bool": TensorProto.BOOL, "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32, "float32": TensorProto.FLOAT}
+KINDS = {"bool": TensorProto.BOOL, "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32,
+         "float32": TensorProto.FLOAT}
 
 
 def same(nodes: list[Any], feed: dict[str, np.ndarray], constants: dict[str, Any], kinds: dict[str, str],
