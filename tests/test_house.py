@@ -33,7 +33,8 @@ runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/bud
 compiler  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
+frontend/importer_onnx  frontend/importer_onnx_ml  frontend/programs  frontend/diagnostics
+frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/importer_tensorflow  frontend/jax_jit  frontend/strategy  frontend/train_step
 frontend/checkpoint
 frontend/capture  frontend/warm_start  frontend/callables  frontend

@@ -39,6 +39,8 @@ MOST_NODES = 200_000
 MOST_DEPTH = 32
 MOST_RANK = 16
 OLDEST, NEWEST = 1, 28  # operator sets
+# onnxruntime's operators that are ONNX's own of a set, for dtypes and sets that lack them
+OF_ONNX = {"QuantizeLinear": 21, "DequantizeLinear": 21, "Trilu": 21, "GatherND": 21, "Pad": 11, "GridSample": 16}
 
 
 def _refuse(what: str, why: str, do: str = "check where the file comes from, and export it again",
@@ -156,8 +158,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
-        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND"):
-            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes and sets of operators that lack them
+        if domain == MICROSOFT and proto.op_type in OF_ONNX:
+            domain, version = "", OF_ONNX[proto.op_type]
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 
