@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.artifact import container, safetensors
+from anyshape.artifact.format import container, safetensors
 from anyshape.artifact.load import load
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
 from anyshape.ir.panels import from_panels

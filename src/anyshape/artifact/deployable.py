@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact.signature import Signature
+from anyshape.artifact.format.signature import Signature
 from anyshape.base.config import Config
 from anyshape.compiler.compiled import PlannedGraph
 from anyshape.ir.graph import Graph

@@ -20,14 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact import arrays, kept_code, safetensors
-from anyshape.artifact.container import WEIGHTS, Container, refused
+from anyshape.artifact import arrays, kept_code
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import WEIGHTS, Container, refused
+from anyshape.artifact.format.safetensors import parse_json
+from anyshape.artifact.format.signature import Signature, decode, most_leaf
+from anyshape.artifact.format.text_limits import parse_graph, parse_plan
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode, native_code
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
-from anyshape.artifact.safetensors import parse_json
-from anyshape.artifact.signature import Signature, decode, most_leaf
-from anyshape.artifact.text_limits import parse_graph, parse_plan
 from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from anyshape.artifact.container import NATIVE, Container, refused
-from anyshape.artifact.elf import LoadedObjects
-from anyshape.artifact.safetensors import parse_json
+from anyshape.artifact.format.container import NATIVE, Container, refused
+from anyshape.artifact.format.elf import LoadedObjects
+from anyshape.artifact.format.safetensors import parse_json
 from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import ArtifactError

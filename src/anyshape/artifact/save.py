@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact import native_code, safetensors
-from anyshape.artifact.container import VECTORS, WEIGHTS, write
+from anyshape.artifact import native_code
 from anyshape.artifact.deployable import Deployable, storage_of
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import VECTORS, WEIGHTS, write
 from anyshape.artifact.prepack import prepacked
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
 from anyshape.backend.targets import deployment

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from anyshape.artifact.deployable import Deployable
+from anyshape.artifact.format.signature import InputSpec, Signature
 from anyshape.artifact.save import save
-from anyshape.artifact.signature import InputSpec, Signature
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported

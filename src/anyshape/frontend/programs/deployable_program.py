@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from anyshape.artifact.deployable import Deployable
-from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.artifact.format.signature import InputSpec, Signature
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation

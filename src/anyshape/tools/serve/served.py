@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from anyshape.artifact.format.text_limits import parse_graph
 from anyshape.artifact.load import LoadedModel
-from anyshape.artifact.text_limits import parse_graph
 from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.dist.data_parallel import ParallelSize, parallel_size
 from anyshape.ir.types import TensorType

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import anyshape.ops  # noqa: F401  fills the table of ops
-from anyshape.artifact.container import refused
+from anyshape.artifact.format.container import refused
 from anyshape.base.errors import AnyShapeError
 from anyshape.ir.graph import Graph, effect_of
 from anyshape.ir.types import SizeType, TensorType

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 
-from anyshape.artifact.container import refused
+from anyshape.artifact.format.container import refused
 
 _HEADER, _SECTION = struct.Struct("<16s2HI3QI6H"), struct.Struct("<2I4Q2I2Q")
 _SYMBOL, _RELOCATION = struct.Struct("<I2BH2Q"), struct.Struct("<2Qq")
