@@ -467,7 +467,7 @@ def test_every_routine_of_panels(target, dtype):
             call(f"{ways[1]}_{dtype}{wider}", right.data_ptr() + 4 * i * right.stride(1), 4 * right.stride(1),
                  4 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
         sums = np.ones((rows, columns), np.float32)
-        ahead = (ctypes.c_int64 * 7)(right.data_ptr(), 0, 1, 0, 3, sums.ctypes.data, 4 * columns)
+        ahead = (ctypes.c_int64 * 8)(right.data_ptr(), 0, 1, 0, 3, sums.ctypes.data, 4 * columns, 4 * columns)
         if whole:
             call(f"begin_{dtype}")
         call(f"tile_{dtype}_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
