@@ -17,7 +17,7 @@ Language Models" (2024).
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from anyshape.dist.placement import Shard
@@ -46,16 +46,18 @@ class _Chain:
     copied: set[int] = field(default_factory=set)
 
 
-def tile_rows(graph: Graph, first: Collection[str]) -> tuple[Graph, frozenset[str]] | None:
+def tile_rows(graph: Graph, first: Collection[str],
+              equal: Sequence[tuple[Size, Size]] = ()) -> tuple[Graph, frozenset[str]] | None:
     """The graph with its widest chain in bands, and the names of what the forward computes then; None where no chain is
     worth it.
 
     Args:
         graph: a forward and then a backward.
         first: names of values of the forward.
+        equal: pairs of sizes that are one number in every call, such as the rows of a batch and of its labels.
     """
     for seed in _seeds(graph, first):
-        chain = _Tiling(graph, seed).chain()
+        chain = _Tiling(_with_one_size(graph, graph.nodes[seed].output.tensor.shape[0], equal), seed).chain()
         if chain is not None:
             return _banded(graph, chain, first)
     return None
@@ -70,6 +72,19 @@ def _seeds(graph: Graph, first: Collection[str]) -> list[int]:
             if size >= LEAST_BYTES and graph.facts.hint(node.output.tensor.shape[0]) >= 2 * LEAST_ROWS:
                 found.append((-size, place))
     return [place for _, place in sorted(found)]
+
+
+def _with_one_size(graph: Graph, rows: Size, equal: Sequence[tuple[Size, Size]]) -> Graph:
+    """The graph with `rows` in place of all sizes that are equal to it, in types: what rules compare."""
+    same = {b if a == rows else a for a, b in equal if rows in (a, b)}
+    if not same:
+        return graph
+    found = {v: Value(v.name, replace(v.type, shape=tuple(rows if size in same else size for size in v.type.shape)))
+             for v in [*graph.inputs, *(one for node in graph.nodes for one in node.outputs)]
+             if isinstance(v.type, TensorType) and same.intersection(v.type.shape)}
+    graph = graph.with_values(found)
+    return graph.replace(nodes=tuple(replace(node, outputs=tuple(found.get(v, v) for v in node.outputs))
+                                     for node in graph.nodes))
 
 
 class _Tiling:

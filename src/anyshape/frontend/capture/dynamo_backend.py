@@ -36,9 +36,9 @@ from anyshape.frontend.programs.session import Boxed, Compilation, ProgramReques
 from anyshape.frontend.recurrent import scans
 from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
-from anyshape.frontend.train_step.tiled import compile_tiled
 from anyshape.frontend.train_step.pipelined import compile_pipelined
 from anyshape.frontend.train_step.program import StepProgram
+from anyshape.frontend.train_step.tiled import compile_tiled
 from anyshape.frontend.train_step.traced_gradients import detached, point_at_forward
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.frontend.train_step.validation import warn_of_inputs

@@ -51,7 +51,7 @@ def compile_tiled(compilation: Compilation, number: int, gm: GraphModule, halves
         return None
     with api.outside_tracing():
         graph = pipeline.run(PLAIN, graph, config)
-        tiled = tile_rows(graph, notes.first)
+        tiled = tile_rows(graph, notes.first, notes.equalities)
         if tiled is None:
             return None
         graph, first = tiled
