@@ -252,6 +252,7 @@ class _Bands:
         self.known: list[Size] = []
         self.done: dict[str, Value] = {}
         self.local: dict[tuple[str, int | None], Value] = {}
+        self.made: dict[str, Node] = {}  # of this band
         self.where = ""
 
     def run(self) -> list[Node]:
@@ -264,7 +265,7 @@ class _Bands:
         return self.nodes
 
     def band(self, start: Size, count: Size, k: int) -> None:
-        self.local = {}
+        self.local, self.made = {}, {}
         for place in sorted(self.chain.members):
             node, one = self.graph.nodes[place], self.chain.members[place]
             self.where = node.where
@@ -276,12 +277,46 @@ class _Bands:
                 attrs["shape"] = made[0].tensor.shape
             if node.op == "slice" and attrs["dim"] == one.outs[0]:
                 attrs["count"] = count
-            self.nodes.append(Node(node.op, given, tuple(attrs.items()), made, node.where))
+            if node.op == "gather" and node.inputs[0].name in self.chain.dims:  # type: ignore[union-attr]
+                made = (self.picked(*given, dim=attrs["dim"]),)  # type: ignore[arg-type]
+            else:
+                self.nodes.append(Node(node.op, given, tuple(attrs.items()), made, node.where))
+                self.made |= {own.name: self.nodes[-1] for own in made}
             for value, own in zip(node.outputs, made, strict=True):
                 self.local[value.name, None] = own
         for value in self.out:
             self.where = self.graph.nodes[0].where
             self.gather(value, self.local[value.name, None], start, k)
+
+    def picked(self, source: Value, index: Value, dim: int) -> Value:
+        """`gather(source, index)`, of one element a row: from what is there before anything is written over it.
+
+            l = h @ w;  p = sub(l, m);  y = gather(p, i)   -->   s = store(gather(l, i));  y = sub(s, m)
+
+        So the loss, which is read off a band's logits, does not keep them while their gradient is made.
+        """
+        node, shape = self.made.get(source.name), source.tensor.shape
+        if index.tensor.shape != (*shape[:dim], 1, *shape[dim + 1:]):
+            return self.emit("gather", source, index, dim=dim)
+        if node is None or row(node).kind != "pointwise" or not all(
+                v.tensor.rank == len(shape) and v.tensor.shape[dim] in (1, shape[dim]) for v in node.values()):
+            return self.picked_first(source, index, dim)
+        given = [self.picked(v, index, dim) if isinstance(v, Value) and v.tensor.shape[dim] == shape[dim] else v
+                 for v in node.inputs]
+        return self.emit(node.op, *given, **dict(node.attrs))
+
+    def picked_first(self, source: Value, index: Value, dim: int) -> Value:
+        """`store(gather(source, index))`, right behind what makes `source` where the index is there by then."""
+        start = len(self.nodes)
+        found = self.emit("store", self.emit("gather", source, index, dim=dim), dtype=source.tensor.dtype)
+        rows = next((node for node in self.nodes if node.op == "slice" and node.output is index), None)
+        maker = self.made.get(source.name)
+        if maker is not None and rows is not None and index.name not in self.made:
+            own = self.nodes[start:]
+            self.nodes = [node for node in self.nodes[:start] if node is not rows]
+            at = self.nodes.index(maker) + 1
+            self.nodes[at:at] = [rows, *own]
+        return found
 
     def part(self, kind: TensorType, dim: int | str, count: Size) -> TensorType:
         if isinstance(dim, str):
