@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from anyshape.dist.placement import Shard
 from anyshape.dist.reshape import reshaped
@@ -277,8 +278,11 @@ class _Bands:
                 attrs["shape"] = made[0].tensor.shape
             if node.op == "slice" and attrs["dim"] == one.outs[0]:
                 attrs["count"] = count
-            if node.op == "gather" and node.inputs[0].name in self.chain.dims:  # type: ignore[union-attr]
-                made = (self.picked(*given, dim=attrs["dim"]),)  # type: ignore[arg-type]
+            source = node.inputs[0] if node.op == "gather" else None
+            if isinstance(source, Value) and source.name in self.chain.dims:
+                local, index, dim = given[0], given[1], attrs["dim"]
+                assert isinstance(local, Value) and isinstance(index, Value) and isinstance(dim, int)
+                made = (self.picked(local, index, dim),)
             else:
                 self.nodes.append(Node(node.op, given, tuple(attrs.items()), made, node.where))
                 self.made |= {own.name: self.nodes[-1] for own in made}
@@ -303,7 +307,8 @@ class _Bands:
             return self.picked_first(source, index, dim)
         given = [self.picked(v, index, dim) if isinstance(v, Value) and v.tensor.shape[dim] == shape[dim] else v
                  for v in node.inputs]
-        return self.emit(node.op, *given, **dict(node.attrs))
+        attrs: dict[str, Any] = dict(node.attrs)
+        return self.emit(node.op, *given, **attrs)
 
     def picked_first(self, source: Value, index: Value, dim: int) -> Value:
         """`store(gather(source, index))`, right behind what makes `source` where the index is there by then."""
@@ -339,13 +344,16 @@ class _Bands:
         """Adds a band's part to what leaves the chain; the last band's makes the value itself."""
         last = value if k == BANDS - 1 else None
         if value.name in self.chain.sums:
-            self.done[value.name] = own if k == 0 else self.emit("add", self.done[value.name], own, made=last)
+            half = value.tensor.dtype in ("f16", "bf16")  # a sum over bands that is rounded once
+            own = self.emit("cast", own, dtype="f32") if half else own
+            total = own if k == 0 else self.emit("add", self.done[value.name], own, made=None if half else last)
+            ends = half and last is not None
+            self.done[value.name] = self.emit("cast", total, dtype=value.tensor.dtype, made=last) if ends else total
             return
         if k == 0:
             kind = value.tensor
-            device: dict[str, Attr] = {} if kind.device == "cpu" else {"device": kind.device}
             self.done[value.name] = self.emit("full", False if kind.dtype == "bool" else 0, shape=kind.shape,
-                                              dtype=kind.dtype, **device)
+                                              dtype=kind.dtype)
         self.done[value.name] = self.emit("overwrite", self.done[value.name], own, made=last,
                                           dim=self.chain.dims[value.name], start=start, step=1)
 
