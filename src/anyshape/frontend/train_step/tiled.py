@@ -40,13 +40,18 @@ def compile_tiled(compilation: Compilation, number: int, gm: GraphModule, halves
     config = compilation.config
     if pipeline.ROW_TILING in config.disabled() or config.check >= 2:
         return None
+    try:
+        return _compiled(compilation, number, gm, halves)
+    except Unsupported:  # what the IR does not carry: the halves are compiled in parts
+        return None
+
+
+def _compiled(compilation: Compilation, number: int, gm: GraphModule, halves: StepHalves) -> Boxed | None:
+    config = compilation.config
     whole = joined(gm, copy.deepcopy(halves))
     expanded(whole)
-    try:
-        target = target_for(whole, config)
-        graph, notes = to_graph(whole, f"{number}_inference", target)
-    except Unsupported:
-        return None
+    target = target_for(whole, config)
+    graph, notes = to_graph(whole, f"{number}_inference", target)
     if notes.constants or notes.float_inputs or not notes.first or target.streams is not None:
         return None
     with api.outside_tracing():
