@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.artifact import container
+from anyshape.artifact.format import container
 
 SHAPES = ((3, 7), (2, 2), (2, 33), (5, 64), (2, 150))
 

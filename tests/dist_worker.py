@@ -121,8 +121,9 @@ def by_eager(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor,
     return loss.detach()
 
 
-def trains(mode: str, steps: int = 5, dtype: str = "float64", **more: Any) -> dict[str, Any]:
-    """Trains on batches of changing shapes, each rank on its part, beside a model that PyTorch trains on all."""
+def trains(mode: str, steps: int = 5, dtype: str = "float64", fails: bool = False, **more: Any) -> dict[str, Any]:
+    """Trains on batches of changing shapes, each rank on its part, beside a model that PyTorch trains on all. fails: a
+    step fails on the last rank in the end, after messages have been sent, and its process goes on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     strategy = strategy_of(mode, world)
     torch.manual_seed(rank)  # all take over the numbers of rank 0
@@ -148,8 +149,14 @@ def trains(mode: str, steps: int = 5, dtype: str = "float64", **more: Any) -> di
     sharded = sum(bool(one.isnan().any()) for one in model.parameters())
     with step.whole():
         worst = max([worst, *map(difference, model.parameters(), alone.parameters())])
-    return {"worst": worst, "programs": len(step.programs), "collectives": before, "sharded": sharded,
-            "tensors": len(list(model.parameters()))}
+    found = {"worst": worst, "programs": len(step.programs), "collectives": before, "sharded": sharded,
+             "tensors": len(list(model.parameters()))}
+    if fails:
+        tokens = torch.full((4, 9), 1 if rank < world - 1 and count > 1 else 10 ** 6)
+        found["failed"] = [refusal(one) for one in (lambda: step(tokens), lambda: step(tokens), step.whole().__enter__)]
+        found["programs"] = len(step.programs)  # the same for a batch that is no view
+        found["parts"] = refusal(lambda: anyshape.train_step(model, next_token_loss, optimizer(model), strategy="ddp"))
+    return found
 
 
 def overlapped(mode: str) -> dict[str, Any]:
@@ -601,7 +608,7 @@ def main() -> None:
     elif mode == "demo":
         found = demo(*options)
     elif mode == "fsdp-and-demo":  # processes are dear
-        found = {**trains("fsdp", steps=3, clip_norm=1.0), "limited": limited("fsdp"), "demo": demo()}
+        found = {**trains("fsdp", steps=3, fails=True, clip_norm=1.0), "limited": limited("fsdp"), "demo": demo()}
     else:
         found = own[mode]() if mode in own else trains(mode, **json.loads(options[0] if options else "{}"))
     # in one write, which others' are not mixed into

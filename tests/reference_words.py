@@ -40,11 +40,11 @@ from anyshape.backend.cpu.bytecode.products import (
     does,
     native,
 )
-from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine import low_precision
 from anyshape.backend.cpu.machine.blas import BlasRoutines
+from anyshape.backend.cpu.machine.low_precision import tiles
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.microkernels import direct_conv, gemm, gemv, softmax_rows
-from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.backend.cpu.microkernels.tables import direct_conv, gemm, gemv, softmax_rows
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.routines.encoding.attention import CAUSAL_TILES, FEWEST, HALF_ROWS, ROWS, SCORES
 from anyshape.backend.cpu.routines.encoding.attention import FEW as FEW_QUERIES
@@ -239,7 +239,7 @@ def by_vectors(number: int, m: int, n: int, k: int, leading: int, alpha: int, be
 @lru_cache(maxsize=16)
 def _panels(machine: Machine, dtype: str) -> tuple[int, int, int, bool]:
     """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
-    return (machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype), tiles(machine, dtype))
+    return (machine.lanes, gemm.grain(machine, dtype), low_precision.per_word(machine, dtype), tiles(machine, dtype))
 
 
 def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float,
@@ -415,7 +415,7 @@ def attention_step(machine: Machine, by_panels: bool, blas: BlasRoutines, op: st
 def _attention_panels(machine: Machine, dtype: str, backward: bool, tile: int, step: int, columns: int,
             depth: int) -> tuple[int, dict[str, int]]:
     """What half precision needs: bytes of scratch per thread, and the fields that only it has."""
-    lanes, grain, per_word = machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype)
+    lanes, grain, per_word = machine.lanes, gemm.grain(machine, dtype), low_precision.per_word(machine, dtype)
 
     def panels(size: int, count: int, top: int, least: int) -> int:
         """Bytes of panels of `size` lanes by `count` elements."""

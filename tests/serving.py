@@ -14,7 +14,7 @@ import numpy as np
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.command import server_of
 from anyshape.tools.serve.protocol import DATATYPES, TensorSpec
-from anyshape.tools.serve.served import Rows
+from anyshape.tools.serve.served import Hosted, Rows
 
 WORDS = {np.dtype(name): word for name, word in
          (("int64", "INT64"), ("float32", "FP32"), ("bool", "BOOL"), ("float64", "FP64"), ("int32", "INT32"))}
@@ -53,7 +53,7 @@ class Doubling:
 def server(*models: Any, settings: Settings = Settings()) -> Iterator[tuple[int, Callable[[], None]]]:
     """The port of a server, and what asks it to end. It has ended afterwards."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
-    own = server_of({model.name: model for model in models}, settings, 20, "error")
+    own = server_of(Hosted({model.name: model for model in models}), settings, 20, "error")
     thread = threading.Thread(target=own.run, kwargs={"sockets": [listening]})
     thread.start()
 

@@ -16,6 +16,7 @@ from anyshape.backend.cpu.bytecode.products import native
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import host
 from anyshape.backend.cpu.microkernels import softmax_rows
+from anyshape.backend.cpu.microkernels.tables import softmax_rows as softmax_rows_table
 from anyshape.backend.cpu.target import CpuTarget
 from anyshape.base.config import Config
 from anyshape.ir.graph import Graph
@@ -252,11 +253,11 @@ def test_the_interpreter_agrees_with_autograd(rows, columns):
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda t: str(t.vector_bytes))
-@pytest.mark.parametrize("dtype", softmax_rows.DTYPES)
+@pytest.mark.parametrize("dtype", softmax_rows_table.DTYPES)
 def test_routines(target, dtype):
     kind = {"f32": np.float32, "f64": np.float64}[dtype]
     routines = jit.load(softmax_rows.emit_attention(target),
-                               [name for name in softmax_rows.routines() if dtype in name], target)
+                               [name for name in softmax_rows_table.routines() if dtype in name], target)
 
     def call(name, *arguments):
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[f"{name}_{dtype}"])(*arguments)

@@ -19,6 +19,7 @@ from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.llvm.jit import LoadedKernel, build, object_key
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemv
+from anyshape.backend.cpu.microkernels.tables import gemv as gemv_table
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction as I
@@ -393,12 +394,12 @@ def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
     target = narrow({16: "nehalem", 32: "haswell"}.get(vector_bytes, host().cpu), *late[vector_bytes])
     if target.vector_bytes != vector_bytes:
         pytest.skip("a processor without such vectors")
-    names = [name for name in gemv.routines() if "f32" in name or "f64" in name]
+    names = [name for name in gemv_table.routines() if "f32" in name or "f64" in name]
     routines = jit.load(gemv.emit_thin(target), names, target)
     random = np.random.default_rng(0)
     for dtype, kind in (("f32", np.float32), ("f64", np.float64)):
-        for count in range(1, max(gemv.COUNTS[way]) + 1):
-            name = gemv.routine(way, dtype, count)
+        for count in range(1, max(gemv_table.COUNTS[way]) + 1):
+            name = gemv_table.routine(way, dtype, count)
             call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[name])
             for inner, results, beta in ((37, 2100, 0.0), (70, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0)):
                 matrix = random.standard_normal((results, inner) if way == "dot" else (inner, results)).astype(kind)
@@ -406,7 +407,7 @@ def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
                 found = random.standard_normal((count, results)).astype(kind)
                 wanted = 2 * vectors @ (matrix.T if way == "dot" else matrix) + beta * found
                 wanted[:, :results // 3] = found[:, :results // 3]
-                rows = [min(i, count - 1) for i in range(gemv.PLACES)]
+                rows = [min(i, count - 1) for i in range(gemv_table.PLACES)]
                 places = np.array([*(vectors[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
                 scalars = np.zeros(16 // kind().itemsize, kind)
                 scalars[0], scalars[8 // kind().itemsize] = 2, beta

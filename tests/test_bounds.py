@@ -16,10 +16,10 @@ import forked
 import reference_words
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import products
-from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine import low_precision
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
-from anyshape.backend.cpu.microkernels import gemm
+from anyshape.backend.cpu.microkernels.tables import gemm
 from sampling import examples
 
 HERE = Path(__file__).parent
@@ -114,7 +114,7 @@ sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_0
 @pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
 def test_scratch_of_products(target, dtype):
     item = 4 if dtype == "f32" else 2
-    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), low_precision.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     @settings(max_examples=examples(150), deadline=None, database=None, derandomize=True)
@@ -151,7 +151,7 @@ def test_scratch_of_products(target, dtype):
 @pytest.mark.parametrize("backward", (False, True))
 @pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
 def test_scratch_of_attention(target, dtype, backward):
-    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), low_precision.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     def ends(size: int, count: int, top: int, least: int) -> int:

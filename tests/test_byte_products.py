@@ -16,7 +16,9 @@ import anyshape
 from anyshape.backend.cpu.llvm import half_precision, jit
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemm, gemv
-from anyshape.ops.matmul import from_panels, into_panels
+from anyshape.backend.cpu.microkernels.tables import gemm as gemm_table
+from anyshape.backend.cpu.microkernels.tables import gemv as gemv_table
+from anyshape.ir.panels import from_panels, into_panels
 
 X86 = host().triple.startswith("x86_64")
 
@@ -43,14 +45,14 @@ def targets() -> list[Machine]:
 def test_every_routine_of_panels(target: Machine) -> None:
     draw = np.random.default_rng(0)
     text = gemm.emit_packed(target, ("u8",))
-    names = [name for name in gemm.routines() if "_u8" in name and f"@{name}(" in text]
-    assert len(names) == gemm.TILES + 3 + 1  # tiles, packing, the end
+    names = [name for name in gemm_table.routines() if "_u8" in name and f"@{name}(" in text]
+    assert len(names) == gemm_table.TILES + 3 + 1  # tiles, packing, the end
     routines = jit.load(text, names, target)
 
     def call(name: str, *arguments: int) -> None:
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[name])(*arguments)
 
-    lanes, grain = target.lanes, gemm.grain(target, "u8")
+    lanes, grain = target.lanes, gemm_table.grain(target, "u8")
     for inner, thirds, vectors, ways in itertools.product((0, 1, 2, 3, 4, 39, 256, 301), (1, 2, 3), (1, 2),
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes
@@ -96,7 +98,7 @@ def test_which_instructions_multiply() -> None:
 def test_every_routine_over_panels(target: Machine) -> None:
     """A part of the results only; rests of words, of panels and of their halves."""
     draw = np.random.default_rng(0)
-    names = [name for name in gemv.routines() if "_u8" in name]
+    names = [name for name in gemv_table.routines() if "_u8" in name]
     routines = jit.load(gemv.emit_thin(target, ("u8",)), names, target)
     for count, inner, (begin, end) in itertools.product(
             range(1, 9), (0, 1, 3, 4, 37, 130), ((0, 5), (32, 101), (64, 96))):
@@ -105,12 +107,35 @@ def test_every_routine_over_panels(target: Machine) -> None:
         found = np.full((count, 101), 77, np.int32)
         panels = into_panels(y)
         np.testing.assert_array_equal(from_panels(panels, inner, 101), y)
-        rows = [min(i, count - 1) for i in range(gemv.PLACES)]
+        rows = [min(i, count - 1) for i in range(gemv_table.PLACES)]
         places = np.array([*(x[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
-        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv.over_panels(count)])(
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv_table.over_panels("u8", count)])(
             panels.ctypes.data, panels.strides[0], inner, begin, end, places.ctypes.data, 1, 4, 0)
         np.testing.assert_array_equal(found[:, begin:end], (x.astype(np.int32) @ y.astype(np.int32))[:, begin:end])
         assert (found[:, :begin] == 77).all() and (found[:, end:] == 77).all()
+
+
+@pytest.mark.skipif(not X86, reason="older x86 processors")
+@pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-vnni' * half_precision.vnni(t)}")
+def test_routines_over_panels_of_f32(target: Machine) -> None:
+    """alpha * (x @ y) + beta * what is there; of vectors that stand several times, too."""
+    draw = np.random.default_rng(0)
+    names = [name for name in gemv_table.routines() if name.startswith(("panels_f32", "dot_f32", "spread_f32"))]
+    routines = jit.load(gemv.emit_thin(target, ("f32",)), names, target)
+    for count, inner, (begin, end), beta in itertools.product(
+            range(1, 9), (0, 1, 37, 130), ((0, 5), (32, 101), (64, 96)), (0.0, 2.0)):
+        x, y, there = (draw.standard_normal(shape, np.float32) for shape in (
+            (count, inner), (inner, 101), (count, 101)))
+        found, panels = there.copy(), into_panels(y)
+        np.testing.assert_array_equal(from_panels(panels, inner, 101), y)
+        rows = [min(i, count - 1) for i in range(gemv_table.PLACES)]
+        places = np.array([*(x[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
+        scalars = np.array([[0.5, 0], [beta, 0]], np.float32)
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[gemv_table.over_panels("f32", count)])(
+            panels.ctypes.data, panels.strides[0], inner, begin, end, places.ctypes.data, 4, 4, scalars.ctypes.data)
+        wanted = there.copy()
+        wanted[:, begin:end] = 0.5 * (x @ y)[:, begin:end] + beta * there[:, begin:end]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 # ---- operators of ONNX

@@ -165,6 +165,22 @@ def test_version(capsys):
     assert torch.__version__ in capsys.readouterr().out
 
 
+def test_version_says_what_is_not_installed(capsys, monkeypatch):
+    def version(name):
+        raise cli.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(cli.metadata, "version", version)
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out.count("not installed") == 3
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path, capsys):
+    pytest.importorskip("onnx")
+    (tmp_path / "notes.onnx").write_bytes(b"no model")
+    assert cli.main(["compile", str(tmp_path / "notes.onnx"), "-o", str(tmp_path / "m.any")]) == 1
+    assert "notes.onnx" in capsys.readouterr().err
+
+
 BROKEN = {
     "syntax.py": ("def g(:\n", "SyntaxError"),
     "raises.py": ("def g():\n    return [][1]\n", "IndexError"),

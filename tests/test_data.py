@@ -483,6 +483,38 @@ def test_second_derivatives_of_products():
         agree(function, fast, x)
 
 
+@pytest.mark.filterwarnings("ignore::anyshape.frontend.capture.dynamo_backend.FallbackWarning")
+@pytest.mark.parametrize("views", [
+    lambda y: (y.real, y.imag), lambda y: (y[:, y.shape[1] // 2:], y), lambda y: (y.conj().imag, y[:, 1:].mH)],
+    ids=["parts", "rows", "conjugate"])
+def test_views_of_complex_numbers_are_eagers(views):
+    w = torch.randn(3, 3, dtype=torch.complex64, requires_grad=True)
+    inputs, results = anyshape.compile(views), anyshape.compile(lambda x: views(x @ w))
+    for count in (4, 7):
+        x = torch.randn(2, count, 3, dtype=torch.complex64)
+        torch.testing.assert_close(inputs(x), views(x))
+        found, wanted = results(x), views(x @ w)
+        torch.testing.assert_close(found, wanted)
+        ours, theirs = (torch.autograd.grad(one[1].abs().sum(), w)[0] for one in (found, wanted))
+        torch.testing.assert_close(ours, theirs)
+    assert fallbacks(results)
+
+
+def test_sizes_that_floats_round_up_are_one_program():
+    def padded(n):  # as models of audio count their windows
+        return (math.ceil((n - 4 + 2) / 3 + 1) - 1) * 3 + 2
+
+    def function(x):
+        n = padded(padded(x.shape[1]) + 1)
+        return F.pad(x, (0, n - x.shape[1])), x.new_ones(math.floor(x.shape[1] / 4 + 3)), x.new_ones(
+            math.ceil(x.shape[1] - 0.5))
+    fast = anyshape.compile(function, strict=True)
+    for count in (9, 10, 11, 35):
+        x = torch.randn(2, count)
+        torch.testing.assert_close(fast(x), function(x))
+    assert fast._anyshape.compilation.graphs == 1
+
+
 def test_first_calls_are_right_with_complex_numbers():
     a = torch.randn(5, 3, dtype=torch.complex128)
 

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.artifact import container, safetensors
+from anyshape.artifact.format import container, safetensors
 from anyshape.artifact.load import load
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
+from anyshape.ir.panels import from_panels
 from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
 from anyshape.tools.cli import main
 from deploying import SHAPES, Encoder, alone, exported, ids, members_of, saved, with_members
@@ -28,6 +29,14 @@ RUN = """
     import numpy as np
     import anyshape
     run = anyshape.load(sys.argv[1], trust_native=sys.argv[3] == "native")
+    if sys.argv[3] == "native":  # what a program with machine code of its own does without, imports included
+        own = {name.removeprefix("anyshape.") for name in sys.modules if name.startswith("anyshape.")}
+        printers = {"gemm", "gemv", "direct_conv", "recurrence", "softmax_rows", "winograd_conv", "routine", "amx"}
+        unwanted = own & {*(f"backend.cpu.microkernels.{name}" for name in printers), "ir.parse", "ir.verify",
+                          "kernel.loop_ir.parse", "backend.cpu.bytecode.encode_at_sizes", "runtime.numpy_ops.calls"}
+        unwanted |= {name for name in own if name.startswith(("backend.cpu.llvm.", "compiler", "passes."))}
+        unwanted |= sys.modules.keys() & {"zipfile", "difflib", "fractions", "tempfile"}
+        assert not unwanted, unwanted
     with np.load(sys.argv[2]) as given:
         for i in range(len(given.files) // 2):
             y = run(given[f"x{i}"])
@@ -90,6 +99,39 @@ def test_a_file_of_version_1_is_read(tmp_path: Path) -> None:
     """tests/deployed/v1.any was saved by version 0.1.0 of AnyShape, with what eager PyTorch computed beside it; it is
     never written again."""
     assert alone(RUN, KEPT / "v1.any", KEPT / "v1.npz", "text", blocked=("torch",)).startswith("same")
+
+
+def test_what_was_compiled_of_a_file_before_is_loaded(
+        model: Encoder, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYSHAPE_CACHE_DIR", str(tmp_path))
+    x = ids(4, 9)
+    with load(file) as run:
+        wanted = run(x)
+    kept = max(tmp_path.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("it is compiled again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("anyshape.compiler.driver.plan_graph", refuse)
+        with load(file) as run:
+            torch.testing.assert_close(run(x), wanted, rtol=0, atol=0)
+        members = members_of(file)  # another graph; a setting that looks at passes
+        other = tmp_path / "other.any"
+        with_members(other, {**members, "graph.txt": members["graph.txt"] + b"\n"})
+        for path, check in ((other, "0"), (file, "2")):
+            patched.setenv("ANYSHAPE_CHECK", check)
+            with pytest.raises(ArtifactError, match="compiled again"):
+                load(path)
+        patched.delenv("ANYSHAPE_CHECK")
+        data = kept.read_bytes()
+        for damaged in (data[:-1], data[:9] + b"?" + data[10:], b""):
+            kept.write_bytes(damaged)
+            with pytest.raises(ArtifactError, match="compiled again"):
+                load(file)
+    with load(file) as run:  # and kept again
+        torch.testing.assert_close(run(x), wanted, rtol=0, atol=0)
+    assert kept.read_bytes() == data
 
 
 # --- calls
@@ -322,8 +364,11 @@ def test_the_file_is_text_and_aligned_and_equal_for_equal_programs(model: Encode
     found = container.Container(file)
     assert all(begin % container.ALIGNMENT == 0 for begin, _ in found.places.values())
     for name, (_, array) in safetensors.decode(found.part("weights.safetensors"), "").items():
-        torch.testing.assert_close(torch.from_numpy(array.copy()), model.state_dict()[name], rtol=0, atol=0)
         assert not array.flags.writeable
+        weight = model.state_dict()[name]
+        if array.ndim == 4:  # in the panels that a product reads
+            array = from_panels(array, *weight.shape[::-1]).T
+        torch.testing.assert_close(torch.from_numpy(array.copy()), weight, rtol=0, atol=0)
     found.close()
     assert saved(tmp_path, model, ids(3, 7)).read_bytes() == file.read_bytes()
 

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from anyshape.artifact.check import check
-from anyshape.artifact.elf import LoadedObjects, check_object
+from anyshape.artifact.format.elf import LoadedObjects, check_object
+from anyshape.artifact.format.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.artifact.judged import is_inside
 from anyshape.artifact.load import load
-from anyshape.artifact.native_code import NativeCode
-from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
+from anyshape.artifact.native_code import native_code
 from anyshape.base.errors import ArtifactError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import symbol
@@ -243,9 +243,9 @@ def test_changed_objects_are_loaded_or_refused_and_never_crash(file: Path) -> No
 
 
 def test_memory_is_written_or_executed_never_both(file: Path) -> None:
-    from anyshape.artifact.container import Container
+    from anyshape.artifact.format.container import Container
     opened = Container(file)
-    code = NativeCode(opened)
+    code = native_code(opened)
     opened.close()
     begin = code.loaded.base
     rights = [line.split()[1] for line in Path("/proc/self/maps").read_text().splitlines()

@@ -84,7 +84,8 @@ def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> No
     for one in (first, second):
         assert one["worst"] < 1e-12 and one["programs"] == PAIR
         assert one["sharded"] == one["tensors"]  # what a rank has whole of them reads as NaN
-    keeps_to_a_limit([first["limited"], second["limited"]])
+    hears_of_a_failure(first, second)
+    keeps_to_a_limit([first["limited"], second["limited"]])  # new steps, over groups that are made anew
     printed = first["demo"]["printed"]
     assert first["demo"]["code"] == second["demo"]["code"] == 0, printed
     assert first["demo"]["worst"] < 1e-4 and first["demo"]["steps"] == 4
@@ -92,6 +93,26 @@ def test_fsdp_keeps_parts_of_weights_and_the_demo_explains_what_it_chose() -> No
                   "all ranks run mesh(data=2)", "messages a step", "goes on after"):
         assert words in printed, printed
     assert second["demo"]["printed"] == ""
+
+
+def hears_of_a_failure(first: dict[str, Any], second: dict[str, Any], failing: int = 1) -> None:
+    """A step has failed on one rank, whose process went on: the other is told at once, and neither goes on."""
+    ends = [first["failed"], second["failed"]]
+    (step, again, whole), (own, after, entered) = ends[1 - failing], ends[failing]
+    assert step["lines"][0] == f"rank {failing} is lost" and step["seconds"] < 10, ends
+    assert step["lines"][2].endswith(f"rank {failing} said: IndexRangeError: {own['lines'][0]}"), ends
+    assert again["lines"] == whole["lines"] == step["lines"], ends
+    assert after["lines"] == entered["lines"], ends
+    assert after["lines"][0] == f"rank {failing} has failed in a step before", ends
+    if first["sharded"]:  # nobody has these weights whole
+        told_by_the_first([one["parts"]["lines"] for one in (first, second)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["ddp", "pp"])
+def test_who_waits_hears_of_a_step_that_fails_on_another_rank(mode: str) -> None:
+    first, second = ranks(2, mode, json.dumps({"fails": True, "steps": 2}))
+    hears_of_a_failure(first, second, 0 if mode == "pp" else 1)
 
 
 def keeps_to_a_limit(found: list[dict[str, Any]], alike: bool = False) -> None:

@@ -367,7 +367,7 @@ def test_files_that_are_no_stage_are_refused(dumped, tmp_path):
 
 def test_a_stage_that_is_left_out_cannot_be_edited(dumped, tmp_path):
     folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
-    assert "_dispatch_fusion.txt, 40_kernels.txt" in refused(attend, folder, disable="dce").why
+    assert "_prepacked_gemm.txt, 40_kernels.txt" in refused(attend, folder, disable="dce").why
 
 
 def test_folders_are_looked_at_before_anything_compiles(tmp_path):

@@ -309,6 +309,18 @@ def test_strides_of_inputs():
         assert fast(x).stride() == f(x).stride()
 
 
+@pytest.mark.parametrize("rank", (4, 5))
+def test_what_is_stacked_lies_as_eagers(rank):
+    def function(x):
+        return [torch.stack([x + 1, x * 2], dim) for dim in range(rank + 1)]
+    fast = anyshape.compile(function)
+    last = torch.channels_last if rank == 4 else torch.channels_last_3d
+    for count in (2, 5):
+        x = torch.randn((count, *range(3, 2 + rank))).to(memory_format=last)
+        for found, wanted in zip(fast(x), function(x), strict=True):
+            assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
 def test_channels_last():
     block = nn.Conv2d(3, 6, 3, padding=1)
     fast = anyshape.compile(block)
@@ -365,6 +377,42 @@ def test_refused_call_leaves_no_autocast_behind():
         close(fast(x), f(x), 2e-2)
         assert not torch.is_autocast_enabled("cpu")
     assert "squeeze has shape" in str(fast.explain())
+
+
+def test_functional_gradients_take_sizes_of_one():
+    head = nn.Linear(4, 1)
+    weights = {name: one.detach() for name, one in head.named_parameters()}
+
+    def of_each_row(x):
+        def loss(weights, row):
+            return torch.func.functional_call(head, weights, (row,)).square().sum()
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+    fast = anyshape.compile(of_each_row, strict=True)
+    for shape in [(3, 4), (1, 4), (2, 4)]:
+        x = torch.randn(shape)
+        close(list(fast(x).values()), list(of_each_row(x).values()))
+    assert fast._anyshape.compilation.graphs == 1
+
+    def squeezed(x):
+        return torch.func.grad(lambda z: z.sin().squeeze(0).square().sum())(x)
+    fast = anyshape.compile(squeezed)
+    for shape in [(3, 4), (1, 4), (2, 4)]:
+        x = torch.randn(shape)
+        close(fast(x), squeezed(x))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):  # nothing has stayed that forbids them
+        head(torch.randn(2, 4))
+
+
+def test_a_hook_on_a_gradient_is_there_at_sizes_of_one():
+    def f(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * 3)
+        return y.sin()
+    fast = anyshape.compile(f, strict=True)
+    for shape in [(3, 4), (1, 4), (5, 1)]:
+        x = torch.randn(shape, requires_grad=True)
+        close(torch.autograd.grad(fast(x).sum(), x), torch.autograd.grad(f(x).sum(), x))
+    assert fast._anyshape.compilation.graphs == 1
 
 
 def test_vmap_and_functional_gradients():

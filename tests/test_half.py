@@ -16,10 +16,13 @@ import anyshape
 import anyshape.ops  # noqa: F401  (fills the op table)
 import reference_words
 from anyshape.backend.cpu.bytecode import format, plan_template, products
-from anyshape.backend.cpu.llvm import half_precision, jit
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.machine import low_precision
+from anyshape.backend.cpu.machine.low_precision import tiles
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemm, gemv
-from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.backend.cpu.microkernels.tables import gemm as gemm_table
+from anyshape.backend.cpu.microkernels.tables import gemv as gemv_table
 from anyshape.base.config import Config
 from anyshape.compiler.driver import compile_graph
 from anyshape.ir.parse import parse
@@ -425,26 +428,26 @@ def targets() -> list[Machine]:
 
 
 def name_of(target: Machine) -> str:
-    return f"{target.vector_bytes}{'-pairs' * half_precision.pairs(target, 'bf16')}{'-tiles' * tiles(target, 'bf16')}"
+    return f"{target.vector_bytes}{'-pairs' * low_precision.pairs(target, 'bf16')}{'-tiles' * tiles(target, 'bf16')}"
 
 
 @pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
 @pytest.mark.parametrize("target", targets(), ids=name_of)
 @pytest.mark.parametrize("dtype", [*HALF, "f32"])
 def test_every_routine_of_panels(target, dtype):
-    if dtype not in (*half_precision.dtypes(target), "f32"):
+    if dtype not in (*low_precision.dtypes(target), "f32"):
         pytest.skip("no conversion of f16")
     kind = HALF.get(dtype, torch.float32)
     size, wider, one = kind.itemsize, "_wide" if dtype in HALF else "", EPSILON.get(kind, 2.0**-23)
     text = gemm.emit_packed(target)
-    names = [name for name in gemm.routines() if f"_{dtype}" in name and f"@{name}(" in text]
+    names = [name for name in gemm_table.routines() if f"_{dtype}" in name and f"@{name}(" in text]
     routines = jit.load(text, names, target)
     whole = tiles(target, dtype)
 
     def call(name, *arguments):
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[name])(*arguments)
 
-    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm_table.grain(target, dtype), low_precision.per_word(target, dtype)
     for inner, thirds, vectors, ways in itertools.product((0, 1, 7, 37, 64, 300), (1, 2, 3), (1, 2),
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes
@@ -498,14 +501,14 @@ def test_every_routine_of_panels(target, dtype):
 @pytest.mark.parametrize("target", targets(), ids=name_of)
 @pytest.mark.parametrize("dtype", HALF)
 def test_every_routine_beside_few_vectors(target, dtype):
-    if dtype not in half_precision.dtypes(target):
+    if dtype not in low_precision.dtypes(target):
         pytest.skip("no conversion of f16")
-    names = [name for name in gemv.routines() if f"_{dtype}" in name]
+    names = [name for name in gemv_table.routines() if f"_{dtype}" in name]
     routines = jit.load(gemv.emit_thin(target), names, target)
-    for way, wide in itertools.product(gemv.COUNTS, (False, True)):
-        for count in range(1, max(gemv.COUNTS[way]) + 1):
+    for way, wide in itertools.product(gemv_table.COUNTS, (False, True)):
+        for count in range(1, max(gemv_table.COUNTS[way]) + 1):
             call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(
-                routines.address[gemv.routine(way, dtype, count, wide)])
+                routines.address[gemv_table.routine(way, dtype, count, wide)])
             for inner, results, beta in ((37, 2100, 0.0), (300, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0), (64, 4200, 0.5)):
                 shape = (results, inner) if way == "dot" else (inner, results)
                 matrix, vectors, found = (torch.randn(*s).to(HALF[dtype]) for s in (shape, (count, inner),
@@ -514,7 +517,7 @@ def test_every_routine_beside_few_vectors(target, dtype):
                 turned = (matrix.T if way == "dot" else matrix).to(HALF[dtype])
                 wanted = 2 * vectors.double() @ turned.double() + beta * found.double()
                 wanted[:, :results // 3] = found[:, :results // 3].double()
-                rows = [min(i, count - 1) for i in range(gemv.PLACES)]
+                rows = [min(i, count - 1) for i in range(gemv_table.PLACES)]
                 places = np.array([*(vectors[i].data_ptr() for i in rows), *(found[i].data_ptr() for i in rows)])
                 scalars = np.zeros(4, np.float32)
                 scalars[0], scalars[2] = 2, beta

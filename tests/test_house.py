@@ -19,20 +19,22 @@ base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
 route/optimize  route
-ir  ops  passes  passes/routing  passes/driver
+ir  ops  passes  passes/routing  passes/gemm  passes/driver
 dist  dist/cost  dist/pipeline  dist/simulate  dist/search
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
-backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
+backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen
+backend/cpu/microkernels/tables  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution
 backend/cpu/routines/recurrence  backend/cpu/routines/encoding  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
 runtime/driver  runtime/memory  runtime/context  runtime/numpy_ops  runtime/torch_ops/onnx  runtime/torch_ops
 runtime/collectives  runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
-compiler  artifact
+compiler  artifact/format  artifact
 frontend/symbols  frontend/aten  frontend/recurrent  frontend/messages
 frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
+frontend/importer_onnx  frontend/importer_onnx_ml  frontend/programs  frontend/diagnostics
+frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/importer_tensorflow  frontend/jax_jit  frontend/strategy  frontend/train_step
 frontend/checkpoint
 frontend/capture  frontend/warm_start  frontend/callables  frontend
@@ -47,7 +49,7 @@ TORCH_FILES = ("__init__.py", "backend/cpu/machine/torch_libs.py", "backend/cpu/
                "backend/triton/torch_memory.py")
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "backend/triton/runner.py",
-           "runtime/call/executable.py", "artifact/text_limits.py", "artifact/load.py")
+           "runtime/call/executable.py", "artifact/format/text_limits.py", "artifact/load.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the demo runs torch's own compiler too

@@ -74,6 +74,36 @@ def test_inside_of_transforms(fast: Any) -> None:
     same(jax.jit(jax.vmap(jax.grad(ours), (None, 0)))(W, xs), jax.vmap(jax.grad(loss), (None, 0))(W, xs))
 
 
+def test_a_new_shape_in_a_trace_is_one_operation_whose_results_are_known(
+        fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sizes are formulas of the arguments': JAX traces nothing of the program again."""
+    told = anyshape.jax.jit(lambda x: jnp.concatenate([x, x[1:]]).T, shapes=("n, m",), constraints=("m <= 40",))
+    told(numbers(3, 2))
+    fast(W, numbers(3, 5, 6))
+    monkeypatch.setattr(jax, "eval_shape", lambda *_: pytest.fail("traced again"))
+    for n in (4, 23, 1):
+        text = str(jax.make_jaxpr(lambda x: fast(W, x))(numbers(n, 7, 6)))
+        assert text.count("anyshape_program") == 1 and "custom_vmap" not in text and f"f32[{n},7,4]" in text
+    for n, m in ((5, 2), (1, 40), (9, 7)):
+        assert jax.make_jaxpr(told)(numbers(n, m)).out_avals[0].shape == (m, 2 * n - 1)
+    with pytest.raises(pytest.fail.Exception, match="traced again"):  # JAX says what is wrong
+        jax.make_jaxpr(told)(numbers(5, 41))
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_gradients_over_a_mesh(fast: Any, checked: bool) -> None:
+    """Those of what all devices share are sums over them, as of any operation of JAX."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    rows = jax.sharding.PartitionSpec("i")
+
+    def ours(call: Any) -> Any:
+        inner = jax.shard_map(lambda w, x: call({"w": w}, x)[0], mesh=mesh, check_vma=checked, out_specs=rows,
+                              in_specs=(jax.sharding.PartitionSpec(), rows))
+        return jax.jit(jax.grad(lambda w, x: (inner(w, x) ** 2).sum(), (0, 1)))
+    x = numbers(3, 5, 6)
+    same(ours(fast)(W["w"], x), ours(layer)(W["w"], x))
+
+
 def test_an_export_with_symbolic_sizes_calls_the_program(fast: Any) -> None:
     """Sizes are read at run time."""
     shape = export.symbolic_shape("b, t, 6")
@@ -129,6 +159,66 @@ def test_how_sizes_compare_is_what_a_program_is_for() -> None:
     assert grown(before, "programs") == 4
     with pytest.raises(TypeError):  # of JAX: there are fewer rows than are written
         fast(numbers(3, 5), numbers(4, 5), 0)
+
+
+def halves(x: Any) -> Any:
+    return x.reshape(x.shape[0], x.shape[1] // 4, 4).sum(1) if x.shape[1] % 4 == 0 else x * 2
+
+
+ASKED = {
+    "a remainder": (halves, [(2, 8), (2, 7), (2, 12), (2, 9), (2, 4)], 2),
+    "dims that are equal": (lambda x: x * 2 if x.shape[0] == x.shape[1] else x, [(3, 5), (4, 4), (1, 3), (7, 7)], 3),
+    "a number": (lambda x: x[:4] if x.shape[0] in (8, 9) else x + 1, [(5, 3), (8, 3), (7, 3), (8, 2)], 2),
+    "another shape": (lambda x: x if x.shape != (2, 3) else x * 2, [(2, 3), (4, 3), (2, 5)], 3),
+    "whether it is odd": (lambda x: x[1:] if x.shape[0] % 2 else x, [(6, 3), (5, 3), (8, 3), (7, 3)], 2),
+}
+
+
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("name", ASKED)
+def test_what_a_function_asks_of_sizes_is_what_a_program_is_for(name: str, said: bool) -> None:
+    """JAX says that sizes differ where it cannot tell."""
+    function, shapes, most = ASKED[name]
+    fast = anyshape.jax.jit(function, strict=True, shapes=("a, b",) if said else None)
+    before = anyshape.stats()
+    for shape in shapes:
+        x = numbers(*shape)
+        same(fast(x), jax.jit(function)(x))
+        same(jax.jit(lambda x: fast(x))(x), jax.jit(function)(x))
+    assert grown(before, "programs") <= most
+
+
+@pytest.mark.parametrize("function, rows", [
+    (lambda x: x.reshape(-1, 4).sum(1), (8, 12, 4, 36)),
+    (lambda x: jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4).sum(1), (6, 5, 8, 1))])
+def test_a_size_that_has_to_divide_is_left_open(function: Any, rows: tuple[int, ...]) -> None:
+    """The program is for sizes that do; others raise as JAX does."""
+    fast = anyshape.jax.jit(function, strict=True)
+    before = anyshape.stats()
+    for n in rows:
+        x = numbers(n)
+        same(fast(x), jax.jit(function)(x))
+        same(jax.jit(lambda x: fast(x))(x), jax.jit(function)(x))
+    assert grown(before, "programs") == 1
+    with pytest.raises(TypeError, match="reshape"):
+        anyshape.jax.jit(lambda x: x.reshape(-1, 4))(numbers(7))
+
+
+def test_what_is_asked_of_a_size_that_was_guessed_to_be_a_number_does_not_keep_it_one() -> None:
+    """The first call has one size by chance, and the error does not name the dim that it is about."""
+    def step(params: Any, cache: Any, x: Any) -> Any:
+        heads = np.ones(params["w"].shape[0], np.float32)  # has to be a number
+        if cache["k"].shape[0] != x.shape[0]:
+            raise ValueError("another batch")
+        return cache["k"] + x[:, None] * heads[0] + params["w"].sum()
+
+    fast = anyshape.jax.jit(step, strict=True)
+    before = anyshape.stats()
+    w = {"w": numbers(2, 3)}
+    for batch, length in ((2, 8), (3, 9), (5, 7), (4, 13), (7, 2)):
+        cache, x = {"k": numbers(batch, length)}, numbers(batch)
+        same(fast(w, cache, x), step(w, cache, x))
+    assert grown(before, "programs") == 2
 
 
 def test_nearly_largest_elements_are_the_largest() -> None:

@@ -24,7 +24,7 @@ from anyshape.backend.cpu.bytecode.products import (
 )
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.blas import BlasRoutines
-from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.microkernels.tables import direct_conv
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.backend.cpu.native_routines import routines_of
 from anyshape.base.errors import VerifyError

@@ -176,6 +176,47 @@ def test_a_result_whose_size_is_in_the_data_parts_the_program():
     assert "NonZero" in str(compiled.compilation.cuts)
 
 
+def detector(classes: int) -> Any:
+    """For each class the best boxes of those whose score is above a limit, as detectors are exported."""
+    nodes, ends = [], []
+    for kind in map(str, range(classes)):
+        nodes += [helper.make_node("Gather", ["scores", "at" + kind], ["own" + kind], axis=1),
+                  helper.make_node("Greater", ["own" + kind, "limit"], ["above" + kind])]
+        for name, read in (("score", "own" + kind), ("box", "boxes")):
+            nodes += [helper.make_node("NonZero", ["above" + kind], [f"{name}place{kind}"]),
+                      helper.make_node("Transpose", [f"{name}place{kind}"], [f"{name}row{kind}"]),
+                      helper.make_node("GatherND", [read, f"{name}row{kind}"], [name + kind])]
+        nodes += [helper.make_node("Shape", ["score" + kind], ["many" + kind]),
+                  helper.make_node("Concat", ["most", "many" + kind], ["both" + kind], axis=0),
+                  helper.make_node("ReduceMin", ["both" + kind], ["count" + kind], keepdims=1),
+                  helper.make_node("TopK", ["score" + kind, "count" + kind], ["best" + kind, "which" + kind]),
+                  helper.make_node("Gather", ["box" + kind, "which" + kind], ["end" + kind])]
+        ends.append("end" + kind)
+    nodes.append(helper.make_node("Concat", ends, ["y"], axis=0))
+    return model(nodes, {"scores": ["n", classes], "boxes": ["n", 4]}, ["y"], {
+        "limit": np.float32(0.4), "most": np.array([3]), **{f"at{kind}": np.array(kind) for kind in range(classes)}})
+
+
+def test_results_whose_size_is_in_the_data_part_a_model_once_not_once_for_each() -> None:
+    """What does not read them is in the program before, all that are ready are done, and equal sizes are one symbol."""
+    draw, made = np.random.default_rng(0), detector(3)
+    compiled = anyshape.compile_onnx(made)
+    for count in (9, 30, 2, 1):
+        same(made, compiled, {name: draw.random((count, width), np.float32)
+                              for name, width in (("scores", 3), ("boxes", 4))})
+    assert len(compiled.compilation.programs) <= 3  # what is before, what is behind, and that for one box of a class
+
+
+def test_a_size_that_is_one_by_a_formula_is_broadcast() -> None:
+    """Half of a row of two is one number, which meets as many as there are."""
+    nodes = [helper.make_node("Split", ["x"], ["first", "second"], num_outputs=2),
+             helper.make_node("Add", ["z", "first"], ["y"])]
+    made = model(nodes, {"x": ["n"], "z": ["m"]}, ["y"])
+    compiled = anyshape.compile_onnx(made)
+    for wide, count in ((6, 3), (2, 5), (2, 3), (8, 4), (9, 5)):
+        same(made, compiled, {"x": np.arange(wide, dtype=np.float32), "z": np.arange(count, dtype=np.float32)})
+
+
 def parts(error: AnyShapeError) -> bool:
     return bool(error.what and error.where and error.why and error.do)
 

@@ -74,3 +74,25 @@ def test_norms_of_sums():
     feeds = [{"x": floats(b, s, 8), "k": floats(b, s, 8)} for b, s in ((2, 5), (1, 1))]
     checked("SkipSimplifiedLayerNormalization", ["x", "k", "g"], {"x": ["b", "s", 8], "k": ["b", "s", 8]},
             ["y", "", "", "sum"], {"g": floats(8)}, feeds)
+
+
+def test_attention_of_bytes_and_masks_of_lengths():
+    """QAttention, a scale a column; a mask whose length is the batch, though the model gives it a name of its own."""
+    constants = {"w": DRAW.integers(-127, 127, (16, 48)).astype(np.int8), "b": floats(48), "xs": np.float32(0.02),
+                 "ws": floats(48) ** 2 + np.float32(0.001), "xz": np.uint8(120), "wz": np.zeros(48, np.int8)}
+    feeds = [{"x": DRAW.integers(0, 255, (batch, 5, 16)).astype(np.uint8), "m": np.array(ends, np.int32)}
+             for batch, ends in ((2, [5, 3]), (3, [1, 4, 2]))]
+    checked("QAttention", ["x", "w", "b", "xs", "ws", "m", "xz", "wz"], {"x": ["b", "s", 16], "m": ["m"]}, ["y"],
+            constants, feeds, num_heads=4, unidirectional=1)
+
+
+def test_widths_without_a_number_and_a_key_more():
+    """A hidden size that a call says is a number of its program; smooth_softmax has a key of score 0."""
+    feeds = [{"q": floats(2, s, 16), "k": floats(2, s + 2, 16)} for s in (5, 1)]
+    checked("MultiHeadAttention", ["q", "k", "k"], {"q": ["b", "s", "w"], "k": ["b", "t", "v"]}, ["y"], {}, feeds,
+            num_heads=4)
+    feeds = [{"q": floats(2, s, 64), "k": floats(2, s, 32), "past": floats(2, 2, 0, 16),
+              "ends": np.array([s - 1] * 2, np.int32), "total": np.array(s, np.int32)} for s in (5, 2)]
+    checked("GroupQueryAttention", ["q", "k", "k", "past", "past", "ends", "total"], {
+        "q": ["b", "s", 64], "k": ["b", "s", 32], "past": ["b", 2, "p", 16], "ends": ["b"], "total": []},
+        ["y", "keys", "values"], {}, feeds, num_heads=4, kv_num_heads=2, smooth_softmax=1)

@@ -16,10 +16,12 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 node = helper.make_node
-KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32, "float32": TensorProto.FLOAT}
+KINDS = {"bool": TensorProto.BOOL, "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int32": TensorProto.INT32,
+         "float32": TensorProto.FLOAT}
 
 
-def same(nodes: list[Any], feed: dict[str, np.ndarray], constants: dict[str, Any], kinds: dict[str, str]) -> Any:
+def same(nodes: list[Any], feed: dict[str, np.ndarray], constants: dict[str, Any], kinds: dict[str, str],
+         close: float = 0) -> Any:
     """Ours are onnxruntime's results, for all sizes of the first and, of images, the last dims; the compiled model."""
     inputs = [helper.make_tensor_value_info(name, KINDS[str(x.dtype)], [
         d if dim != 1 else x.shape[1] for dim, d in enumerate(("n", "c", "h", "w")[:x.ndim])])
@@ -37,7 +39,7 @@ def same(nodes: list[Any], feed: dict[str, np.ndarray], constants: dict[str, Any
         found = compiled(**own)
         for have, want in zip(found if isinstance(found, tuple) else (found,), session.run(None, own), strict=True):
             assert have.dtype == want.dtype
-            np.testing.assert_array_equal(have, want)
+            np.testing.assert_allclose(have, want, close, close)
     return compiled
 
 
@@ -196,3 +198,18 @@ def test_floats_that_somebody_else_reads_are_there() -> None:
     np.testing.assert_allclose(sums, exact, rtol=1e-5, atol=1e-5)
     wanted = np.clip(np.rint(exact / np.float32(0.02)) + 128, 0, 255)
     assert np.abs(rounded.astype(int) - wanted).max() <= 1
+
+
+def test_embeddings_of_bytes_and_choices_between_them() -> None:
+    draw = np.random.default_rng(0)
+    tables = {name: numbers(draw, "uint8", *shape) for name, shape in (
+        ("w", (9, 16)), ("p", (7, 16)), ("s", (2, 16)), ("g", (16,)), ("b", (16,)))}
+    scales = {f"{name}s": np.float32(0.01 + 0.01 * place) for place, name in enumerate(tables)}
+    zeros = {f"{name}z": np.uint8(100 + place) for place, name in enumerate(tables)}
+    feed = {"i": np.array([[1, 2, 3], [0, 5, 6]], np.int32), "k": np.array([[0, 1, 1], [0, 0, 1]], np.int32)}
+    names = ["i", "k", *tables, "", *scales, *zeros]
+    same([node("QEmbedLayerNormalization", names, ["y", "n"], domain="com.microsoft")], feed,
+         {**tables, **scales, **zeros}, {"y": "float32", "n": "int32"}, 1e-5)
+    given = {"c": draw.random((3, 4)) > 0.5, "a": numbers(draw, "uint8", 3, 4), "b": numbers(draw, "uint8", 3, 4)}
+    same([node("QLinearWhere", ["c", "a", "s", "z", "b", "t", "z", "t", "z"], ["y"], domain="com.microsoft")], given,
+         {"s": np.float32(0.02), "t": np.float32(0.05), "z": np.uint8(100)}, {"y": "uint8"})

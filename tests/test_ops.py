@@ -25,11 +25,11 @@ from anyshape.compiler.driver import compile_graph
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import OPS
+from anyshape.ir.panels import from_panels, panels_of
 from anyshape.ir.scalar import SCALAR, Ranges
 from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
 from anyshape.ops.collective import COLLECTIVES
-from anyshape.ops.matmul import from_panels, panels_of
 from anyshape.ops.routing import ROUTING
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
@@ -538,7 +538,7 @@ def test_products_and_convolutions_of_bytes_in_panels() -> None:
     settings = {"kernel": (3, 2), "stride": (2, 1), "dilation": (1, 2)}
     given = T("u8", (n, 7, 9, 5))
     for columns, symbols in product((1, 40), THREE):
-        _, found, evaluator = run(Sample("conv_bytes", (given, T("i8", panels_of(30, columns))),
+        _, found, evaluator = run(Sample("conv_bytes", (given, T("i8", panels_of(30, columns, "i8"))),
                                          {**settings, "columns": columns}, THREE), symbols)
         x, w = (evaluator.tensors[name].numpy() for name in ("x", "x_1"))
         weights = from_panels(w, 30, columns).astype(numpy.int64).reshape(3, 2, 5, columns)

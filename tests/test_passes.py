@@ -22,7 +22,6 @@ from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
 from anyshape.passes import (
-    cast_into_gemm,
     causal_mask,
     channels_last,
     concat_elimination,
@@ -30,14 +29,13 @@ from anyshape.passes import (
     conv_epilogue,
     cse,
     dce,
-    gemm_accumulate,
-    gemm_chain_split,
     scatter_accumulate,
     simplify,
     views,
 )
 from anyshape.passes.constant_folding import round_to
 from anyshape.passes.driver import pipeline
+from anyshape.passes.gemm import cast_into_gemm, gemm_accumulate, gemm_chain_split, prepacked_gemm
 from anyshape.passes.rewriter import same_type
 from anyshape.passes.routing import dispatch_fusion
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
@@ -47,7 +45,7 @@ from counting import calls
 from text_cases import CASES
 
 PASSES = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination, causal_mask,
-          cast_into_gemm, gemm_accumulate, gemm_chain_split, conv_epilogue, dispatch_fusion, dce)
+          cast_into_gemm, gemm_accumulate, gemm_chain_split, conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -389,9 +387,9 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
                      "04_views.txt", "05_cse.txt", "06_scatter_accumulate.txt", "07_concat_elimination.txt",
                      "08_causal_mask.txt", "09_cast_into_gemm.txt",
                      "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_conv_epilogue.txt",
-                     "13_dispatch_fusion.txt",
-                     "14_dce.txt"]
-    assert show(parse((folder / "14_dce.txt").read_text())) == show(after)
+                     "13_dispatch_fusion.txt", "14_prepacked_gemm.txt",
+                     "15_dce.txt"]
+    assert show(parse((folder / "15_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

@@ -26,11 +26,11 @@ import anyshape
 from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
-from anyshape.tools.serve.connections import protocol_of
+from anyshape.tools.serve.connections import BoundedProtocol, protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import RequestError, TensorSpec, decode, encode
-from anyshape.tools.serve.served import Rows, Served
+from anyshape.tools.serve.served import Hosted, Rows, Served
 from deploying import Encoder, ids, saved
 from serving import Client, Doubling, request_of, server
 
@@ -62,7 +62,7 @@ def error_of(status: int, answer: bytes) -> tuple[int, str]:
 def test_metadata_health_and_metrics(model: Served) -> None:
     with server(model) as (port, _):
         client = Client(port)
-        assert json.loads(client.send("GET", "/v2")[1])["extensions"] == ["binary_tensor_data"]
+        assert json.loads(client.send("GET", "/v2")[1])["extensions"] == ["binary_tensor_data", "statistics"]
         assert json.loads(client.send("GET", "/v2/models/encoder")[1]) == {
             "name": "encoder", "versions": ["1"], "platform": "anyshape",
             "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}],
@@ -77,6 +77,13 @@ def test_metadata_health_and_metrics(model: Served) -> None:
         text = client.send("GET", "/metrics")[1].decode()
         assert 'anyshape_requests_total{model="encoder",status="200"} 1.0' in text
         assert "anyshape_bytes_held 0.0" in text
+        client.send("POST", "/v2/models/encoder/infer", b"{")
+        for path in ("stats", "encoder/stats"):
+            (own,) = json.loads(client.send("GET", f"/v2/models/{path}")[1])["model_stats"]
+            said = own["inference_stats"]
+            assert own["name"] == "encoder" and own["inference_count"] == own["execution_count"] == 1
+            assert [said[key]["count"] for key in ("success", "fail", "queue", "compute_infer")] == [1] * 4
+            assert 0 < said["compute_infer"]["ns"] < said["success"]["ns"]
         client.close()
 
 
@@ -296,6 +303,22 @@ def test_rows_below_the_least_are_repeated_and_dropped() -> None:
     assert first.tolist() == [[1], [2]] and second.tolist() == [[1, 1, 2, 2]]
 
 
+def test_a_model_is_replaced_while_requests_use_it() -> None:
+    old, new = Doubling(), Doubling()
+    closed: list[Any] = []
+    old.close = lambda: closed.append(old)  # type: ignore[method-assign]
+    hosted = Hosted({"double": old})
+    assert hosted.take("double") is old and hosted.take("double") is old
+    hosted.replace(new)  # type: ignore[arg-type]
+    hosted.give(old)
+    assert hosted.take("double") is new and not closed
+    hosted.give(old)
+    hosted.give(new)
+    assert closed == [old] and not hosted.users[new] and old not in hosted.users
+    jobs = [Job(one, [np.ones((1, 3), np.float32)], print) for one in (old, new)]
+    assert jobs[0].key != jobs[1].key  # they share no call
+
+
 # --- the server
 
 
@@ -438,10 +461,28 @@ def test_lengths_that_are_none_are_refused(lines: str) -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
             head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{lines}\r\n\r\n".encode()
             plain.sendall(head + b"5\r\nhello\r\n0\r\n\r\n")
-            assert ended(plain)[9:12] in (b"400", b"413")
+            answer = ended(plain)
+            assert answer[9:12] in (b"400", b"413")
+            error_of(400, answer.partition(b"\r\n\r\n")[2])
         client = Client(port)
         assert client.infer("double", x=np.ones((1, 2), np.float32))["x"].tolist() == [[2, 2]]
         client.close()
+
+
+def test_a_body_does_not_wait_until_its_head_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    begin = BoundedProtocol.connection_made
+
+    def connection_made(self: BoundedProtocol, transport: Any) -> None:
+        begin(self, transport)
+        found.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connection_made)
+    with server(Doubling()) as (port, _):
+        client = Client(port)
+        client.infer("double", x=np.ones((1, 2), np.float32))
+        client.close()
+    assert found == [1]
 
 
 def test_an_answer_is_held_until_it_is_read_and_not_for_ever() -> None:
@@ -604,8 +645,12 @@ def test_the_command_needs_no_torch_and_ends_at_sigterm(file: Path, model: Serve
         client = Client(int(said.split(":")[3].split("/")[0]))
         x = ids(4, 6).numpy()
         np.testing.assert_allclose(client.infer("encoder", ids=x)["result"], model.model(x), rtol=1e-5, atol=1e-7)
-        client.close()
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "encoder: loaded again\n"
+        np.testing.assert_allclose(client.infer("encoder", ids=x)["result"], model.model(x), rtol=1e-5, atol=1e-7)
         process.send_signal(signal.SIGTERM)
+        while client.connection.sock is not None:  # until an answer says that the connection closes
+            np.testing.assert_allclose(client.infer("encoder", ids=x)["result"], model.model(x), rtol=1e-5, atol=1e-7)
         assert process.wait(20) == 0 and not process.stderr.read()  # type: ignore[union-attr]
     finally:
         process.kill()

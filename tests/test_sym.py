@@ -34,7 +34,7 @@ from anyshape.sym.pairwise_order import compared
 from anyshape.sym.parse import parse
 from anyshape.sym.polynomial_sign import nonnegative
 from anyshape.sym.prover import bounds, divides, prove_at_most, prove_equal, prove_nonnegative
-from anyshape.sym.python_codegen import function_of
+from anyshape.sym.python_codegen import SizesFunction
 from counting import calls
 from sampling import examples
 
@@ -93,7 +93,7 @@ def test_a_size_has_the_value_of_its_formula(tree: Tree, values: dict[str, int])
     size = build(tree)
     assert evaluate(size, values) == number(tree, values)
     assert substitute(size, values) == number(tree, values)
-    assert function_of([size, size + 1], "size")(values) == (number(tree, values), number(tree, values) + 1)
+    assert SizesFunction([size, size + 1], "size")(values) == (number(tree, values), number(tree, values) + 1)
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -186,7 +186,7 @@ def test_a_size_times_a_float_is_what_floats_give(factor: float) -> None:
     known = Facts((("n", 3, 1000), ("a", 0, 0)))
     for n in (0, 1, 5, 7, 10, 999, 12345):
         assert evaluate(size, {"n": n, "a": 4}) == int(n * factor) + 8 == substitute(size, {"n": n, "a": 4})
-        assert function_of([size], "size")({"n": n, "a": 4}) == (int(n * factor) + 8,)
+        assert SizesFunction([size], "size")({"n": n, "a": 4}) == (int(n * factor) + 8,)
     assert bounds(known, size) == (int(3 * factor), int(1000 * factor))
 
 
@@ -198,7 +198,7 @@ def test_a_whole_square_root_is_what_floats_give() -> None:
         assert evaluate(root(N), {"n": n}) == substitute(root(N), {"n": n}) == int(math.sqrt(n)) == int(n**0.5)
         wanted = 4 * math.isqrt(n) - math.isqrt(2 * n + 1)
         assert evaluate(size, {"n": n, "a": 4}) == substitute(size, {"n": n, "a": 4}) == wanted
-        assert function_of([size], "size")({"n": n, "a": 4}) == (wanted,)
+        assert SizesFunction([size], "size")({"n": n, "a": 4}) == (wanted,)
 
 
 def test_what_is_known_of_square_roots() -> None:
@@ -216,6 +216,19 @@ def test_what_is_known_of_square_roots() -> None:
 def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(ParseError):
         parse(text)
+
+
+def test_parts_of_texts_are_read_once_and_count_each_time() -> None:
+    deep = "(" * 40 + "n + 7" + ")" * 40
+    assert parse(f"{deep} + 1") == parse("n + 8")
+    with pytest.raises(ParseError, match="nested"):
+        parse("(" * 30 + deep + ")" * 30)
+    wide = "(" + "*".join(["(" + " + ".join("abcdefgh") + ")"] * 4) + ")"
+    assert parse(f"{wide} + 1") == parse(wide) + 1
+    with pytest.raises(ParseError, match="too many terms"):
+        parse(f"{wide} + {' + '.join([wide] * 20)} + 3")
+    with pytest.raises(ParseError, match="found 34"):
+        parse("(12 34) + n")
 
 
 # ---- facts

@@ -75,6 +75,37 @@ def test_a_keras_model_with_open_sizes() -> None:
         np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
 
 
+def test_dilated_windows_and_volumes_with_open_sizes() -> None:
+    import keras
+    layers = keras.layers
+    texts = keras.Sequential([keras.Input((None, 6)), layers.Conv1D(4, 3, dilation_rate=2, padding="causal"),
+                              layers.Conv1D(4, 3, dilation_rate=2)])
+    images = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(4, 3, dilation_rate=(2, 3), padding="same"),
+                               layers.DepthwiseConv2D(2, dilation_rate=3, padding="same")])
+    volumes = keras.Sequential([keras.Input((None, None, None, 2)), layers.Conv3D(3, (2, 3, 3), padding="same"),
+                                layers.MaxPooling3D(2, padding="same"), layers.Conv3D(2, 2, strides=2),
+                                layers.AveragePooling3D(2, padding="same")])
+    for model, shapes in ((texts, ((2, 5, 6), (1, 18, 6))), (images, ((1, 7, 8, 3), (2, 16, 5, 3))),
+                          (volumes, ((1, 6, 7, 8, 2), (2, 9, 6, 11, 2)))):
+        fast = anyshape.compile_tensorflow(model)
+        for shape in shapes:
+            x = numbers(*shape)
+            np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_that_no_convolution_takes_are_made_or_refused() -> None:
+    def function(x: Any) -> Any:
+        y = tf.raw_ops.SpaceToBatchND(input=x, block_shape=[2], paddings=[[0, 0]])
+        return tf.raw_ops.BatchToSpaceND(input=tf.nn.relu(y), block_shape=[2], crops=[[0, 0]])
+
+    fixed = tf.function(function, input_signature=[tf.TensorSpec([2, 4, 3])])
+    x = numbers(2, 4, 3)
+    try:
+        np.testing.assert_allclose(anyshape.compile_tensorflow(fixed)(x), fixed(x))
+    except Unsupported as error:
+        assert "SpaceToBatchND" in str(error)
+
+
 def test_the_block_of_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[1] / "docs" / "tensorflow.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)

@@ -306,7 +306,8 @@ def load(path: str | os.PathLike[str], *, trust_native: bool = False, threads: i
     Args:
         path: the file. It is mapped: replace it by another file, do not write into it.
         trust_native: run the machine code in the file. It may do anything that this process may: set it for files that
-            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite.
+            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite, and kept in the
+            user's cache, from which later processes load it about as fast.
         threads: of a call at most; 0: the cores that this process may run on.
         verify: compare all bytes of the weights with their digest, too.
 

@@ -27,7 +27,7 @@ import numpy as np
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.command import serve
 from anyshape.tools.serve.protocol import TensorSpec
-from anyshape.tools.serve.served import Rows, Served
+from anyshape.tools.serve.served import Hosted, Rows, Served
 from anyshape_bench.harness.machine import machine
 from anyshape_bench.harness.marked_part import write_part
 from anyshape_bench.measure.http_load import Load, run
@@ -83,9 +83,10 @@ def server(folder: Path, way: str) -> None:
     settings = Settings(workers=workers)
     if way == "anyshape":
         from anyshape.artifact.load import load
-        serve({"encoder": Served("encoder", load(folder / "encoder.any", True, threads))}, settings, "127.0.0.1", 0, 30)
+        model: Any = Served("encoder", load(folder / "encoder.any", True, threads))
     else:
-        serve({"encoder": OrtModel(str(folder / "encoder.onnx"), threads)}, settings, "127.0.0.1", 0, 30)
+        model = OrtModel(str(folder / "encoder.onnx"), threads)
+    serve(Hosted({"encoder": model}), settings, "127.0.0.1", 0, 30)
 
 
 def prepare(folder: Path) -> tuple[list[bytes], list[Any]]:

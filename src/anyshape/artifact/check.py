@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anyshape.artifact import safetensors
-from anyshape.artifact.container import VECTORS, WEIGHTS, Container, refused
-from anyshape.artifact.elf import check_object
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import VECTORS, WEIGHTS, Container, refused
+from anyshape.artifact.format.elf import check_object
+from anyshape.artifact.format.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.artifact.load import check_digests, read_head
 from anyshape.artifact.native_code import reason_against
 from anyshape.artifact.requirements import VERSION, WITH_VECTORS
-from anyshape.artifact.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.base.units import bytes_text
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType

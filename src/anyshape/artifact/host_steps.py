@@ -11,8 +11,9 @@ import numpy as np
 
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
+from anyshape.ir.panels import from_panels
 from anyshape.ops.attention import roles
-from anyshape.ops.matmul import GROUPED, from_panels
+from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import CopyStep, ExternStep, LibraryStep, MemoryStep, Window
 from anyshape.runtime.call.program import Program
@@ -167,6 +168,7 @@ def put(into: Array, dtype: str, values: Array) -> None:
 def product(attrs: dict[str, Any], operands: Sequence[Array]) -> Array:
     """alpha * a @ b + beta * c."""
     a, b, *rest = operands
+    b = from_panels(b, a.shape[-1], attrs["columns"]) if "columns" in attrs else b
     if attrs.get("rounded") == "f64":
         a, b = a.astype(np.float64), b.astype(np.float64)
     found = np.matmul(a, b) * attrs.get("alpha", 1)

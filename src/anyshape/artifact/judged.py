@@ -18,7 +18,7 @@ from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.sym.expr import Atom, Size, evaluate, symbols_of
-from anyshape.sym.python_codegen import function_of
+from anyshape.sym.python_codegen import SizesFunction
 
 MOST_BYTES = 1 << 62
 
@@ -52,9 +52,9 @@ class Judged(Specializer):
         self.late_bytes = {size: names[size] for size in late}
         self.bytes = {size: names[size] for size in dict.fromkeys((*self.judge.sizes, *names)) if size not in late}
         self.is_whole = not late  # the first of the bytes are the judge's sizes
-        self.byte_sizes = function_of(self.bytes, f"bytes of {plan.name}")
+        self.byte_sizes = SizesFunction(self.bytes, f"bytes of {plan.name}")
         # of each window: bytes of its buffer, offset, sizes, strides
-        self.window_sizes = function_of([size for bytes_, type_, offset in open_ for size in
+        self.window_sizes = SizesFunction([size for bytes_, type_, offset in open_ for size in
                                          (bytes_, offset, *type_.shape, *type_.layout())], f"windows of {plan.name}")
 
     def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:

@@ -1,7 +1,8 @@
 """The loader of deployed programs: maps a file and makes a program of it, without torch.
 
     trust_native=True     plan.txt and the native cache are used as they are: milliseconds, and numpy alone is enough
-    trust_native=False    graph.txt is compiled anew by this process (llvmlite): nothing in the file becomes code
+    trust_native=False    graph.txt is compiled by this process (llvmlite), or was by an earlier one of this user, whose
+                          cache has it: nothing in the file becomes code
 
 What a file may do is bounded in either case: its texts are parsed under limits, the graph is verified, and a plan is
 judged at every new set of sizes before it runs.
@@ -19,15 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact import arrays, safetensors
-from anyshape.artifact.container import WEIGHTS, Container, refused
-from anyshape.artifact.host_steps import HostSteps
+from anyshape.artifact import arrays, kept_code
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import WEIGHTS, Container, refused
+from anyshape.artifact.format.safetensors import parse_json
+from anyshape.artifact.format.signature import Signature, decode, most_leaf
+from anyshape.artifact.format.text_limits import parse_graph, parse_plan
 from anyshape.artifact.judged import Judged
-from anyshape.artifact.native_code import NativeCode
+from anyshape.artifact.native_code import NativeCode, native_code
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
-from anyshape.artifact.safetensors import parse_json
-from anyshape.artifact.signature import Signature, decode, most_leaf
-from anyshape.artifact.text_limits import parse_graph, parse_plan
+from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
 from anyshape.base.config import Config
@@ -70,8 +72,10 @@ def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify:
         check_digests(container, head, verify)
         weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
         driver = NumpyDriver(threads)
-        target, plan, kernels = _trusted(container, threads) if trust_native else _compiled(container, head, threads)
-        return LoadedModel(container, head, target, plan, kernels, weights, driver, (trust_native, threads, verify))
+        options = (trust_native, threads, verify)
+        if trust_native:
+            return LoadedModel(container, head, *_trusted(container, threads), weights, driver, options)
+        return _without_trust(container, head, weights, driver, options)
     except BaseException:
         container.close()
         raise
@@ -123,16 +127,21 @@ def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
 
 def _trusted(container: Container, threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The plan and the machine code of the file."""
-    code = NativeCode(container)
-    plan = parse_plan(container.text("plan.txt"), f"{container.path}: plan.txt")
+    return _loaded(native_code(container), container.text("plan.txt"), f"{container.path}: plan.txt", threads)
+
+
+def _loaded(code: NativeCode, text: str, where: str, threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
+    """A plan of which there is machine code."""
+    plan = parse_plan(text, where)
     names = dict.fromkeys(name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
                           for one in part.regimes for name in one.kernels)
     target = deployment().trusted_target(code.machine, code, threads)
     return target, plan, code.kernels(names)
 
 
-def _compiled(container: Container, head: Head, threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
-    """The graph of the file, compiled by this process."""
+def _without_trust(container: Container, head: Head, weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]],
+                   driver: NumpyDriver, options: tuple[bool, int, bool]) -> LoadedModel:
+    """The program of the file's graph, compiled by this process, or by an earlier one of this user."""
     try:
         import llvmlite  # noqa: F401
     except ImportError:
@@ -140,9 +149,25 @@ def _compiled(container: Container, head: Head, threads: int) -> tuple[Any, Plan
                             why="llvmlite is not installed, and the file's machine code is not trusted",
                             do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True"
                             ) from None
+    config, threads = Config.make(), options[1]
+    cache = cache_of(config)
+    key = "" if cache is None else kept_code.key_of(container.data("graph.txt"), head.needed, config, threads)
+    found = kept_code.kept(key, cache) if key and cache is not None else None
+    if found is not None:
+        loaded = _loaded(found[1], found[0], f"{container.path}: its plan, as it is kept", threads)
+        return LoadedModel(container, head, *loaded, weights, driver, options)
+    target, plan, kernels = _compiled(container, head, config, threads)
+    model = LoadedModel(container, head, target, plan, kernels, weights, driver, options)
+    if key:
+        kept_code.keep(key, target, plan, kernels)
+    return model
+
+
+def _compiled(container: Container, head: Head, config: Config,
+              threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
+    """The graph of the file, compiled by this process."""
     from anyshape.compiler.driver import plan_graph
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
-    config = Config.make()
     with _compiling:
         target = deployment().compiling_target(cache_of(config), threads)
         try:
@@ -188,7 +213,7 @@ class LoadedModel:
             raise refused(where, "a result of the signature is no output of the program")
         context = Context(target.native, driver)
         specializer = Judged(plan, target.runner(plan, kernels), target.native, names=self.signature.names)
-        self.program: Program | None = Program(specializer, kernels, context, steps=HostSteps, bound=bound)
+        self.program: Program | None = Program(specializer, kernels, context, steps=_host_steps, bound=bound)
         self.container, self.context = container, context
         self.needs: weakref.WeakKeyDictionary[Specialization, int] = weakref.WeakKeyDictionary()  # see `bytes_of`
         self.names = [f"the argument {one.name}" for one in self.signature.inputs]
@@ -280,6 +305,12 @@ class LoadedModel:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def _host_steps(*call: Any) -> PythonSteps:
+    """Does the steps of a call that are numpy's."""
+    from anyshape.artifact.host_steps import HostSteps  # operators by numpy, which most programs do not have
+    return HostSteps(*call)
 
 
 def _bound(plan: Plan, head: Head, weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]],

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from anyshape.artifact.container import NATIVE, Container, refused
-from anyshape.artifact.elf import LoadedObjects
-from anyshape.artifact.safetensors import parse_json
+from anyshape.artifact.format.container import NATIVE, Container, refused
+from anyshape.artifact.format.elf import LoadedObjects
+from anyshape.artifact.format.safetensors import parse_json
 from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import ArtifactError
@@ -36,26 +36,34 @@ def encode(machine: Any, modules: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"native/{hashlib.sha256(text).hexdigest()[:16]}.json": text, **found}
 
 
-class NativeCode:
-    """The modules of a file for this machine: the code source of a loader (backend/loaded_code.py).
+def native_code(container: Container) -> NativeCode:
+    """The modules of a file for this machine.
 
     Raises:
         ArtifactError: they are not for this machine, or were made by another version; or they are broken.
     """
+    reasons = []
+    for _, machine, code, modules in _entries(container):
+        reason = deployment().lack(machine, code)
+        if not reason:
+            return NativeCode(machine, {module: container.data(one) for module, one in modules.items()})
+        reasons.append(reason)
+    raise ArtifactError("the file has no native code for this process", where=str(container.path),
+                        why="; ".join(dict.fromkeys(reasons)) or "it was saved without",
+                        do="install llvmlite and load it with trust_native=False, or save it again on such a "
+                           "machine, with this version")
 
-    def __init__(self, container: Container) -> None:
-        reasons = []
-        for _, machine, code, modules in _entries(container):
-            reason = deployment().lack(machine, code)
-            if not reason:
-                self.machine = machine
-                self.loaded = LoadedObjects({module: container.data(one) for module, one in modules.items()})
-                return
-            reasons.append(reason)
-        raise ArtifactError("the file has no native code for this process", where=str(container.path),
-                            why="; ".join(dict.fromkeys(reasons)) or "it was saved without",
-                            do="install llvmlite and load it with trust_native=False, or save it again on such a "
-                               "machine, with this version")
+
+class NativeCode:
+    """Modules for this machine: the code source of a loader (backend/loaded_code.py). objects: by module.
+
+    Raises:
+        ArtifactError: they are broken.
+    """
+
+    def __init__(self, machine: Any, objects: Mapping[str, bytes]) -> None:
+        self.machine = machine
+        self.loaded = LoadedObjects(objects)
 
     def routines(self, module: str, names: Sequence[str]) -> Routines:
         """See `CodeSource`."""

@@ -12,35 +12,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anyshape.artifact import native_code, safetensors
-from anyshape.artifact.container import VECTORS, WEIGHTS, write
+from anyshape.artifact import native_code
+from anyshape.artifact.deployable import Deployable, storage_of
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import VECTORS, WEIGHTS, write
+from anyshape.artifact.prepack import prepacked
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
-from anyshape.artifact.signature import Signature
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import OutputError
 from anyshape.base.version import __version__
-from anyshape.compiler.compiled import PlannedGraph
-from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
 from anyshape.kernel.loop_ir.show import show as show_kernel
 from anyshape.plan.ir.show import show as show_plan
-
-
-@dataclass(frozen=True, slots=True)
-class Deployable:
-    """What is saved. graph: as it was traced, before the first pass. planned: what the compiler made of it. weights:
-    position among the plan's inputs -> (name, our name of the dtype, array); of bf16 the bits."""
-
-    graph: Graph
-    planned: PlannedGraph
-    weights: Mapping[int, tuple[str, str, np.ndarray[Any, Any]]]
-    signature: Signature
 
 
 def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequence[Sequence[Any]] = ()) -> Path:
@@ -54,6 +42,7 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
     """
     path = Path(path)
     check(program.planned.plan, program.planned.name, program.weights)
+    program = prepacked(program)
     plan = program.planned.plan
     members = {"graph.txt": show(program.graph).encode(),
                "kernels.txt": "\n\n".join(map(show_kernel, program.planned.programs.values())).encode(),
@@ -97,7 +86,7 @@ def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, 
     known: dict[tuple[Any, ...], str] = {}
     positions: list[list[Any]] = []
     for position, (name, dtype, array) in sorted(program.weights.items()):
-        key = (array.__array_interface__["data"][0], array.shape, array.strides, dtype)
+        key = storage_of((name, dtype, array))
         if key not in known or array.size == 0:
             while name in tensors:
                 name += "_"

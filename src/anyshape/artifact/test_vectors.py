@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact import arrays, safetensors
-from anyshape.artifact.container import VECTORS, Container, refused
+from anyshape.artifact import arrays
+from anyshape.artifact.format import safetensors
+from anyshape.artifact.format.container import VECTORS, Container, refused
 from anyshape.artifact.host_steps import wide
 from anyshape.artifact.load import LoadedModel, load
 from anyshape.base.errors import ArtifactError, InputError

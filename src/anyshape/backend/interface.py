@@ -200,7 +200,9 @@ class Streams(Protocol):
 class HostRoutines(Protocol):
     """Native routines of the host that every target's runtime uses: searches on numbers, bytes and bits."""
 
-    state_bytes: int
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state that `draw` takes."""
 
     def search(self, columns: array[int], count: int, fixed: int, wall: int, bound: int, good: int, top: int,
                room: array[int], starts: array[int], near: array[int] | None) -> int:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import numbers
 import os
@@ -196,6 +195,7 @@ def _checked(knob: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _nearest(name: str, known: Any) -> str:
+    import difflib  # for mistakes only
     near = difflib.get_close_matches(name, list(known), 1)
     return f": perhaps {near[0]}" if near else ""
 
@@ -210,6 +210,7 @@ def visible_devices(kind: str) -> tuple[str, str | None]:
 @functools.cache
 def _warn_of_variable(name: str) -> None:
     """Says once that a variable of the environment sets nothing, where it looks like one of a setting."""
+    import difflib  # for mistakes only
     near = difflib.get_close_matches(name[len("ANYSHAPE_"):].lower(), [f.name for f in fields(Config)], 1)
     if near:
         warnings.warn(f"the variable {name} of the environment sets nothing\n  why: there is no such setting\n"

@@ -19,7 +19,6 @@ import hashlib
 import os
 import stat
 import struct
-import tempfile
 import threading
 import time
 import warnings
@@ -120,6 +119,7 @@ class DiskCache:
             if foreign:
                 self._distrust(foreign)
                 return
+            import tempfile  # for writing only
             handle, temporary = tempfile.mkstemp(prefix="new-", dir=os.path.dirname(path))
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -21,7 +21,7 @@ def own_sources() -> str:
     """The digest; "" where a file was changed since this process began, which may run what it contained before."""
     whole = hashlib.sha256()
     try:
-        for path in _sources(PACKAGE):
+        for path in sources_in(PACKAGE):
             with open(path, "rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_mtime >= process_start():
                     return ""
@@ -33,7 +33,7 @@ def own_sources() -> str:
     return whole.hexdigest()
 
 
-def _sources(folder: str) -> Iterator[str]:
+def sources_in(folder: str) -> Iterator[str]:
     """The source files below a folder, in order."""
     with os.scandir(folder) as listed:
         entries = sorted(listed, key=lambda entry: entry.name)
@@ -41,7 +41,7 @@ def _sources(folder: str) -> Iterator[str]:
         if entry.name.endswith(".py"):
             yield entry.path
         elif entry.name != "__pycache__" and entry.is_dir():
-            yield from _sources(entry.path)
+            yield from sources_in(entry.path)
 
 
 @lru_cache(maxsize=1)

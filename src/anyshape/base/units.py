@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numbers
 import re
-from fractions import Fraction
 
 from anyshape.base.errors import ConfigError
 
@@ -43,6 +42,7 @@ def bytes_of(what: str, value: object) -> int:
         if found is None or found[2] not in READ:
             raise ConfigError(f"{what} is {value!r}", why="it is a number of bytes, with a unit or without",
                               do=f"write it like 12GiB or 800MB; the units are {', '.join(filter(None, READ))}")
+        from fractions import Fraction  # which brings `decimal` along, and most processes read no text
         return int(Fraction(found[1]) * READ[found[2]])
     whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not isinstance(value, (numbers.Integral, float)) or not whole:

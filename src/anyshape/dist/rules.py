@@ -244,8 +244,9 @@ def _by_letters(node: Node, *words: str) -> Iterator[Factor]:
 
 def _matmul(node: Node) -> Iterator[Factor]:
     batch = "UVWXYZ"[:len(_shape(node.inputs[0])) - 2]
-    if node.op == "matmul_bytes" and "columns" in dict(node.attrs):  # panels of b are in nobody's parts
-        return _by_letters(node, "Mk", "nwpf", "Mc")
+    if "columns" in dict(node.attrs):  # panels of b are in nobody's parts
+        more = (f"{batch}Mc",) if len(node.inputs) > 2 else ()
+        return _by_letters(node, f"{batch}Mk", "nwpf", *more, f"{batch}Mc")
     more = (f"{batch}MN",) if len(node.inputs) > 2 else ()
     inner = "k" if more else "K"  # what is added to the product would be added on each rank
     return _by_letters(node, f"{batch}M{inner}", f"{batch}{inner}N", *more, f"{batch}MN")

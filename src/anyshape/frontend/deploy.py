@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from anyshape.artifact.save import Deployable, save
-from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.artifact.deployable import Deployable
+from anyshape.artifact.format.signature import InputSpec, Signature
+from anyshape.artifact.save import save
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported
@@ -96,7 +97,7 @@ def deployable(compiled: ExportedCallable) -> Deployable:
                           compiled.compilation.names_of(own.name))
     graph = planned.history.captured
     assert graph is not None
-    return Deployable(graph, planned, weights, signature)
+    return Deployable(graph, planned, compiled.compilation.config, weights, signature)
 
 
 def _state_names(compiled: ExportedCallable) -> list[str]:

@@ -46,7 +46,7 @@ from anyshape.frontend.train_step.validation import (
 from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
 from anyshape.runtime.collectives.agreement import fail_together, together, told_once
-from anyshape.runtime.collectives.lost_rank import leave_words, lost, told_of_lost_ranks
+from anyshape.runtime.collectives.lost_rank import leave, leave_words, lost, told_of_lost_ranks
 from anyshape.runtime.collectives.process_group import ProcessMesh
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
@@ -126,14 +126,19 @@ class TrainStep:
             met = 0 if mesh is None else mesh.met
             try:
                 results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
-            except Exception as error:
-                if self.settings.strategy is None or isinstance(error, RankError):
+            except BaseException as error:
+                if self.settings.strategy is None:
                     raise
+                mesh = None if self._apart is not None else self._mesh()
                 found = lost(error)
-                if found is None:
-                    leave_words(error)  # the others hear of it when this process ends
+                told = found or error
+                if mesh is not None and mesh.failed and mesh.failure is None:
+                    leave(mesh, told)
+                elif isinstance(told, Exception) and not isinstance(told, RankError):
+                    leave_words(told)  # the others hear of it when this process ends
                     if mesh is not None and mesh.met == met:  # or at once, where they have yet to compare programs
-                        fail_together(mesh, error)
+                        fail_together(mesh, told)
+                if found is None:
                     raise
                 raise found from error
             finally:  # an interrupt is raised after a step

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NoReturn
 
 from anyshape.base.errors import ParseError
@@ -26,6 +25,15 @@ _SPACE = re.compile(r"[ \t]*")
 _COMMA = re.compile(r"[ \t]*,[ \t]*")
 _BLANK = re.compile(r"(?:\s+|#[^\n]*)*")
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
+# a whole number or a name that is all of an attribute: most are
+_SIMPLE = re.compile(r"(?:(\d{1,18})|([A-Za-z_]\w*))(?=[,\])}\n#])")
+_WORDS = frozenset(("True", "False", "None", "inf", "nan"))
+_ASSIGNED = re.compile(r"[ \t]*[=,(]")
+# what may end a text, or is a parenthesis or bracket; and a text without any: one pattern each for all that may end
+# one, for a pattern takes longer to compile than a plan does to read
+_END = re.compile(r"->|[()\[\],;:|{}\n#]")
+_PLAIN = re.compile(r"[\w *+/]*")
+_LITERAL = tuple("TF-in0123456789")  # what a literal begins with
 _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 # a whole type on one line, which is the same wherever its text stands
 _TYPE = re.compile(r"\w+\[[^\[\]\n#]*\](?:[ \t]*strides[ \t]*\[[^\[\]\n#]*\])?(?:[ \t]+on[ \t]+[a-z]+(?::\d+)?(?!\w))?"
@@ -33,12 +41,6 @@ _TYPE = re.compile(r"\w+\[[^\[\]\n#]*\](?:[ \t]*strides[ \t]*\[[^\[\]\n#]*\])?(?
 _RANGE = re.compile(r"(-?\d{1,19})[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d{1,19})(?!\d))?")
 _HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d{1,18})(?!\d)")
 _DIVIDES = re.compile(r"(\d{1,18})[ \t]+divides[ \t]+")
-
-
-@lru_cache(maxsize=64)
-def _ends(stops: str) -> re.Pattern[str]:
-    """What may end a text, or is a parenthesis or bracket."""
-    return re.compile(f"->|[()\\[\\]{re.escape(stops)}]")
 
 
 class Scanner:
@@ -83,6 +85,8 @@ class Scanner:
     # ---- numbers and attributes
 
     def literal(self) -> Literal | None:
+        if not self.text.startswith(_LITERAL, self.at):
+            return None
         for word, value in (("True", True), ("False", False)):
             if self.on_word(word):
                 self.word(word)
@@ -101,6 +105,10 @@ class Scanner:
 
     def attribute(self) -> Attr:
         self.skip_blank()
+        simple = _SIMPLE.match(self.text, self.at)
+        if simple is not None and simple[0] not in _WORDS:
+            self.at = simple.end()
+            return int(simple[1]) if simple[1] else self.size(simple[0])
         if self.on("["):
             self.expect("[")
             items: list[Attr] = []
@@ -213,7 +221,7 @@ class Scanner:
     def statement(self, word: str) -> bool:
         """Takes `word` when it starts a line of its own kind, not an equation of a value of that name."""
         end = self.at + len(word)
-        if not self.on_word(word) or re.match(r"[ \t]*[=,(]", self.text[end:end + 80]):
+        if not self.on_word(word) or _ASSIGNED.match(self.text, end, end + 80):
             return False
         self.at = end
         return True
@@ -226,6 +234,9 @@ class Scanner:
         return True
 
     def skip_blank(self) -> None:
+        letter = self.text[self.at:self.at + 1]
+        if not (letter == "#" or letter.isspace()):
+            return
         match = _BLANK.match(self.text, self.at)
         assert match is not None
         self.at = match.end()
@@ -274,10 +285,15 @@ class Scanner:
         return match[0]
 
     def until(self, stops: str) -> str:
-        """The text up to an arrow or one of `stops`, none of which a parenthesis or bracket encloses."""
+        """The text up to an arrow or one of `stops` (of those in `_END`), none of which a parenthesis or bracket
+        encloses."""
+        plain = _PLAIN.match(self.text, self.at)
+        if plain is not None and self.text.startswith((*stops,), plain.end()):
+            self.at = plain.end()
+            return plain[0].rstrip()
         depth = 0
         start, self.at = self.at, len(self.text)
-        for match in _ends(stops).finditer(self.text, start):
+        for match in _END.finditer(self.text, start):
             letter = match[0]
             if depth == 0 and (letter in stops or letter == "->"):
                 self.at = match.start()

@@ -19,8 +19,8 @@ The weights keep PyTorch's order; who runs the op may pack them. A third operand
 """
 from __future__ import annotations
 
+from anyshape.ir.panels import panels_of
 from anyshape.ir.types import TensorType
-from anyshape.ops.matmul import panels_of
 from anyshape.ops.type_rules import (
     ORDERED,
     Attrs,
@@ -120,7 +120,7 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     columns = attrs["columns"]
     if (x.dtype, w.dtype, x.rank) != ("u8", "i8", 4) or not isinstance(x.shape[3], int) or type(columns) is not int:
         fail(name, f"operands are {x} and {w}", "give images of u8, and panels of i8")
-    if w.shape != panels_of(kernel[0] * kernel[1] * x.shape[3], columns):
+    if w.shape != panels_of(kernel[0] * kernel[1] * x.shape[3], columns, "i8"):
         fail(name, f"{w} are no panels of {columns} columns for {x}")
     spatial = [extent(n, k, s, 0, a) for n, k, s, a in zip(x.shape[1:3], kernel, stride, dilation, strict=True)]
     return (TensorType("i32", (x.shape[0], *spatial, columns), None, same_device(name, (x, w))),)

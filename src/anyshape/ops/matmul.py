@@ -1,10 +1,10 @@
 """The matrix product, done by the target's library: [*B, M, K] @ [*B, K, N] -> [*B, M, N].
 
     matmul_add(a, b, c | alpha, beta)    alpha * (a @ b) + beta * c, rounded once; beta 0: c is not read
-
     matmul_bytes(a, b)                   u8 by i8 in i32, exact but that sums wrap around
-    matmul_bytes(a, b | columns)         the same where b [K, N], of so many columns, lies in panels, as a constant may:
-                                         [N/32, K/4, 32, 4], rounded up, filled up with zeros (`into_panels`)
+
+With `columns`, b [K, N], of so many columns, is prepacked, as a constant may be: it lies in panels, [N/32, K, 32, 1] of
+f32 and [N/32, K/4, 32, 4] of i8, rounded up and filled up with zeros (ir/panels.py).
 
     grouped(x, weights, ends)            [S, K], [E, K, N], [E] -> [S, N]: rows ends[e-1]:ends[e] of x @ weights[e]
     grouped_inner(x, y, ends)            [M, S], [S, N], [E] -> [E, M, N]: columns of x @ rows of y, of each group
@@ -22,10 +22,7 @@ and products over nothing, are zero.
 """
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
+from anyshape.ir.panels import panels_of
 from anyshape.ir.types import TensorType
 from anyshape.ops.type_rules import (
     ORDERED,
@@ -54,6 +51,8 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     native(name, a.dtype)
     if a.dtype == "bool":
         fail(name, "bool has no products")
+    if "columns" in attrs:
+        return _prepacked(name, a, b, attrs)
     if a.rank != b.rank or a.rank < 2:
         fail(name, f"{a} and {b} need one rank of at least 2", "reshape and broadcast first")
     if a.shape[:-2] != b.shape[:-2]:
@@ -61,6 +60,16 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     if a.shape[-1] != b.shape[-2]:
         fail(name, f"{a} has {a.shape[-1]} columns, {b} has {b.shape[-2]} rows")
     return (TensorType(str(dtype), a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
+
+
+def _prepacked(name: str, a: TensorType, b: TensorType, attrs: Attrs) -> Types:
+    """The result of a product whose right operand lies in panels."""
+    columns, inner = attrs["columns"], a.shape[-1] if a.rank > 1 else None
+    result = {"f32": "f32", "i8": "i32"}.get(b.dtype)
+    if "rounded" in attrs or result is None or not (isinstance(columns, int) and isinstance(inner, int)
+                                                    and b.shape == panels_of(inner, columns, b.dtype)):
+        fail(name, f"{b} are no panels of {columns} columns, as {a} wants them")
+    return (TensorType(str(result), (*a.shape[:-1], columns), None, same_device(name, (a, b))),)
 
 
 def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
@@ -78,38 +87,11 @@ def _infer_bytes(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     a, b = tensor(name, inputs, 0), tensor(name, inputs, 1)
     if (a.dtype, b.dtype) != ("u8", "i8"):
         fail(name, f"operands have dtypes {a.dtype} and {b.dtype}", "give u8 and i8")
-    columns = attrs.get("columns")
-    if columns is not None:
-        inner = a.shape[-1]
-        if not (isinstance(columns, int) and isinstance(inner, int) and a.rank == 2
-                and b.shape == panels_of(inner, columns)):
-            fail(name, f"{b} are no panels of {columns} columns, as {a} wants them")
-        return (TensorType("i32", (a.shape[0], columns), None, same_device(name, (a, b))),)
+    if "columns" in attrs:
+        return _prepacked(name, a, b, attrs)
     if a.rank != b.rank or a.rank < 2 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         fail(name, f"{a} and {b} are no matrices that can be multiplied")
     return (TensorType("i32", a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
-
-
-PANEL, WORD = 32, 4  # columns of a panel; elements along K side by side
-
-
-def panels_of(inner: int, columns: int) -> tuple[int, ...]:
-    """The shape of a matrix [inner, columns] in panels."""
-    return -(-columns // PANEL), -(-inner // WORD), PANEL, WORD
-
-
-def into_panels(b: np.ndarray) -> np.ndarray:
-    """A matrix [K, N] of i8 in panels, [N/32, K/4, 32, 4], rounded up and filled up with zeros."""
-    inner, columns = b.shape
-    filled = np.pad(b, ((0, -inner % WORD), (0, -columns % PANEL)))
-    panels = filled.reshape(len(filled) // WORD, WORD, filled.shape[1] // PANEL, PANEL)
-    return np.ascontiguousarray(panels.transpose(2, 0, 3, 1))
-
-
-def from_panels(b: Any, inner: int, columns: int) -> Any:
-    """The matrix [inner, columns] that lies in panels: arrays of numpy or tensors of torch."""
-    count, words = b.shape[:2]
-    return b.swapaxes(1, 2).reshape(count * PANEL, words * WORD)[:columns, :inner].swapaxes(0, 1)
 
 
 def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types:
@@ -140,7 +122,7 @@ def _infer_grouped_inner(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return _infer_groups(name, inputs, attrs, True)
 
 
-OPTIONAL = ("rounded", "dtype")
+OPTIONAL = ("rounded", "dtype", "columns")
 add_row("matmul", "library", "a, b", _infer, optional=OPTIONAL)
 add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add, optional=OPTIONAL)
 add_row("matmul_bytes", "library", "a, b", _infer_bytes, optional=("columns",))

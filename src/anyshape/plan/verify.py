@@ -43,7 +43,7 @@ def verify(plan: Plan, stage: str = "") -> None:
             _check_group(plan, first, last, buffers)
         values = _usual_sizes(plan) if plan.offsets else None
         if values is not None:
-            judge(plan, values)
+            _check_layout(plan, values)
     except VerifyError as error:
         where = f"after {stage}" if stage else ""
         raise VerifyError(error.what, where=where, why=error.why, do=error.do) from None
@@ -78,12 +78,18 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
             arena is not the top of the highest buffer.
     """
     _check_order(plan)
+    _check_layout(plan, values, offsets, arena, kept)
+    return lower_bound(plan, values)
+
+
+def _check_layout(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | None = None,
+                  arena: int | None = None, kept: int | None = None) -> None:
+    """The part of `judge` that depends on sizes."""
     if offsets is None:
         numbers = evaluate_all([offset for _, offset in plan.offsets], values)
         offsets = {name: number for (name, _), number in zip(plan.offsets, numbers, strict=True)}
     LayoutJudge(plan).check(values, offsets, evaluate(plan.arena, values) if arena is None else arena,
                             evaluate(plan.kept, values) if kept is None else kept)
-    return lower_bound(plan, values)
 
 
 def _check_order(plan: Plan) -> None:

@@ -7,7 +7,6 @@ There is no modulo atom: `mod(x, m)` is `x - m*(x//m)`, so that `m*(x//m) + mod(
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import Union
@@ -16,19 +15,37 @@ from anyshape.sym.floats import bits_of, root_number, scaled_number
 from anyshape.sym.show import call_text, text_of
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
-    """A factor that is no polynomial: `op` is one of "floordiv", "max", "min", "scaled", "root"; `args` are two sizes
-    (one under a root).
+    """A factor that is no polynomial; immutable, equal by value, hashable: `op` is one of "floordiv", "max", "min",
+    "scaled", "root"; `args` are two sizes (one under a root).
 
     Of "scaled" the second one is the bits of a float64 as a whole number (see `scaled`).
     """
 
+    __slots__ = ("_hash", "args", "op")
     op: str
     args: tuple[Size, ...]
 
+    def __init__(self, op: str, args: tuple[Size, ...]) -> None:
+        self.op, self.args = op, args
+        self._hash = hash((op, args))  # kept: products of sizes look their factors up again and again
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Call) and self._hash == other._hash and self.op == other.op
+                                 and self.args == other.args)
+
+    def __reduce__(self) -> tuple[type[Call], tuple[str, tuple[Size, ...]]]:
+        # the kept hash is that of one process only
+        return Call, (self.op, self.args)
+
     def __str__(self) -> str:
         return call_text(self.op, self.args)
+
+    def __repr__(self) -> str:
+        return f"Call({self})"
 
 
 Atom = Union[str, Call]

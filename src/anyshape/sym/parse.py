@@ -4,6 +4,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from anyshape.base.errors import ParseError
 from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod, root, scaled, symbol
@@ -12,27 +14,40 @@ MOST_DEPTH = 64  # of parentheses
 MOST_DIGITS = 19  # of numbers of 64 bits
 MOST_WORK = 1 << 14  # terms that are multiplied in one text: a product of 24 sums would be 2^24 terms
 MOST_TOKENS = 1 << 16
+MOST_TEXT = 1 << 20  # characters
+MOST_PARTS = 4096  # that are remembered
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
+
+
+class _Part(NamedTuple):
+    """What stands in parentheses, with the `depth` of those in it and the `work` of its products: texts of one plan
+    have most of their parts in common, and a text is refused whether or not its parts were read before."""
+
+    size: Size
+    depth: int
+    work: int
+
+
+_parts: dict[str, _Part] = {}  # by their texts
 
 
 @lru_cache(maxsize=4096)  # a text form says the same few sizes again and again
 def parse(text: str) -> Size:
     """The size written as `text`: numbers, names, + - * ** // max(a, b), min(a, b), mod(a, b), floordiv(a, b) as JAX
     writes a // b, scaled(a, 0.5) and root(a)."""
-    tokens: list[str] = []
-    position = 0
-    for match in _TOKEN.finditer(text):
-        token = match[1]
-        if match.start() != position:
-            break
-        tokens.append(token)
-        position = match.end()
-        if len(tokens) > MOST_TOKENS or (len(token) > MOST_DIGITS and token.isdigit()):
-            raise ParseError("cannot read a size", where=f"at column {position}", why="it has too many parts or digits",
-                             do=f"write a number of at most {MOST_DIGITS} digits")
-    if left := text[position:].strip():
-        raise ParseError(f"cannot read the size {text!r}", where=f"at column {position + 1}",
-                         why=f"unexpected {left[0]!r}", do="write a polynomial such as 4*b*n + 8")
+    tokens = _TOKEN.findall(text) if len(text) <= MOST_TEXT else []
+    if len(text) > MOST_TEXT or len(tokens) > MOST_TOKENS or any(
+            len(token) > MOST_DIGITS and token.isdigit() for token in set(tokens)):
+        raise ParseError("cannot read a size", why="it has too many parts or digits",
+                         do=f"write a number of at most {MOST_DIGITS} digits")
+    if "".join(tokens) != "".join(text.split()):
+        position = 0
+        for match in _TOKEN.finditer(text):
+            if match.start() != position:
+                break
+            position = match.end()
+        raise ParseError(f"cannot read the size {_short(text)!r}", where=f"at column {position + 1}",
+                         why=f"unexpected {text[position:].strip()[0]!r}", do="write a polynomial such as 4*b*n + 8")
     reader = _Reader(tokens, text)
     size = reader.sum()
     reader.end()
@@ -42,9 +57,11 @@ def parse(text: str) -> Size:
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
         self.tokens = [*tokens, ""]
-        self.text = text if len(text) < 200 else f"{text[:200]}..."
+        self.text = _short(text)
+        self.spaced = " ".join(tokens)
+        self.before = [0, *accumulate(map(len, tokens))]  # of each token, characters of those in front
         self.at = 0
-        self.depth = 0
+        self.depth = self.deepest = 0
         self.work = 0
         self.ends: dict[int, int] = {}  # where a parenthesis that opens is closed
         opened: list[int] = []
@@ -72,11 +89,14 @@ class _Reader:
 
     def times(self, a: Size, b: Size) -> Size:
         """A product, while that is no expansion without end."""
-        self.work += _terms(a) * _terms(b)
+        self.worked(_terms(a) * _terms(b))
+        return a * b
+
+    def worked(self, terms: int) -> None:
+        self.work += terms
         if self.work > MOST_WORK:
             raise ParseError(f"cannot read the size {self.text!r}", why="its products have too many terms",
                              do="write shorter products")
-        return a * b
 
     def quotient(self, operation: Callable[[Size, Size], Size], a: Size, b: Size) -> Size:
         if isinstance(b, int) and b == 0:
@@ -86,13 +106,17 @@ class _Reader:
 
     def inner(self) -> Size:
         """A sum inside of parentheses."""
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise ParseError("cannot read a size", why=f"parentheses are nested more than {MOST_DEPTH} deep",
-                             do="write fewer parentheses")
+        self.opened(1)
         result = self.sum()
         self.depth -= 1
         return result
+
+    def opened(self, levels: int) -> None:
+        self.depth += levels
+        self.deepest = max(self.deepest, self.depth)
+        if self.depth > MOST_DEPTH:
+            raise ParseError("cannot read a size", why=f"parentheses are nested more than {MOST_DEPTH} deep",
+                             do="write fewer parentheses")
 
     def operands(self, op: str) -> list[Size]:
         """Those of a maximum or minimum, and of another one that is its second operand: one list, so that a chain of
@@ -107,7 +131,7 @@ class _Reader:
                 break
             self.take(op)
             nested += 1
-            self.depth += 1
+            self.opened(1)
         found.append(self.inner())
         for _ in range(1 + nested):
             self.take(")")
@@ -151,16 +175,48 @@ class _Reader:
             return result
         return base
 
+    def part(self, read: Callable[[], Size], opening: int) -> Size:
+        """What `read` reads up to the parenthesis that closes the one at `opening`, from memory where it has been read
+        before."""
+        end = self.ends.get(opening)
+        if end is None:
+            return read()
+        text = self.spaced[self.before[self.at] + self.at:self.before[end] + end]
+        known = _parts.get(text)
+        if known is None:
+            depth, deepest, work = self.depth, self.deepest, self.work
+            self.deepest = depth
+            size = read()
+            if len(_parts) >= MOST_PARTS:
+                _parts.clear()
+            _parts[text] = _Part(size, self.deepest - depth, self.work - work)
+            self.deepest = max(self.deepest, deepest)
+            return size
+        self.worked(known.work)
+        self.opened(known.depth)
+        self.depth -= known.depth
+        self.at = end + 1
+        return known.size
+
+    def parenthesis(self) -> Size:
+        self.take("(")
+        inner = self.inner()
+        self.take(")")
+        return inner
+
+    def extreme(self) -> Size:
+        op = self.take()
+        return (maximum if op == "max" else minimum)(*self.operands(op))
+
     def primary(self) -> Size:
-        token = self.take()
+        token = self.peek()
         if token == "(":
-            inner = self.inner()
-            self.take(")")
-            return inner
+            return self.part(self.parenthesis, self.at)
+        if token in ("max", "min") and self.tokens[self.at + 1] == "(":
+            return self.part(self.extreme, self.at + 1)
+        token = self.take()
         if token.isdigit():
             return int(token)
-        if token in ("max", "min") and self.peek() == "(":
-            return (maximum if token == "max" else minimum)(*self.operands(token))
         if token in ("mod", "floordiv") and self.peek() == "(":
             self.take("(")
             a = self.inner()
@@ -191,3 +247,7 @@ class _Reader:
 
 def _terms(size: Size) -> int:
     return len(size.terms) if isinstance(size, Expr) else 1
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 200 else f"{text[:200]}..."

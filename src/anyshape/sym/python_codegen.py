@@ -65,13 +65,28 @@ class Formulas:
         return f"({a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b})"
 
 
-def function_of(sizes: Iterable[Size], title: str) -> Callable[[Mapping[str, int]], tuple[int, ...]]:
-    """A function that returns what `sizes` are when every symbol has the value in its argument (KeyError if one is
-    missing). `title` is what a traceback calls its source."""
-    formulas = Formulas()
-    result = formulas.tuple_of(sizes)
-    given = [f"    {name_of(symbol)} = values[{symbol!r}]" for symbol in sorted(formulas.symbols)]
-    names: dict[str, Any] = dict(FUNCTIONS)
-    exec(compile("\n".join(["def sizes(values):", *given, *formulas.lines, f"    return {result}"]), f"<{title}>",
-                 "exec"), names)
-    return names["sizes"]  # type: ignore[no-any-return]
+class SizesFunction:
+    """What `sizes` are when every symbol has the value in its argument (KeyError if one is missing). `title` is what a
+    traceback calls the source, which is generated at the first call: a program that is only loaded does without, and
+    some questions nobody asks."""
+
+    __slots__ = ("_function", "_sizes", "_title")
+
+    def __init__(self, sizes: Iterable[Size], title: str) -> None:
+        self._sizes = tuple(sizes)
+        self._title = title
+        self._function: Callable[[Mapping[str, int]], tuple[int, ...]] | None = None
+
+    def __call__(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        if self._function is None:  # two threads may generate the same
+            self._function = self._generated()
+        return self._function(values)
+
+    def _generated(self) -> Callable[[Mapping[str, int]], tuple[int, ...]]:
+        formulas = Formulas()
+        result = formulas.tuple_of(self._sizes)
+        given = [f"{name_of(symbol)} = values[{symbol!r}]" for symbol in sorted(formulas.symbols)]
+        text = ["def sizes(values):", *(f"    {line}" for line in given), *formulas.lines, f"    return {result}"]
+        names: dict[str, Any] = dict(FUNCTIONS)
+        exec(compile("\n".join(text), f"<{self._title}>", "exec"), names)
+        return names["sizes"]  # type: ignore[no-any-return]

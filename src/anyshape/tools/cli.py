@@ -5,10 +5,12 @@ import argparse
 import importlib
 import io
 import os
+import platform
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -64,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.command == "cache":
             return _cache(parsed)
         if parsed.command == "version":
-            with _needed("version"):
-                return _version()
+            return _version()
         with _needed(parsed.command):
             return int(_module(COMMANDS[parsed.command][0]).main(parsed))
     except AnyShapeError as error:
@@ -132,8 +133,15 @@ def _day(seconds: float) -> str:
 
 
 def _version() -> int:
-    from anyshape.frontend.diagnostics.repro import versions
-    for name, version in versions().items():
+    """Read from the packages' metadata: where files are only run or served there is no torch."""
+    found = {"anyshape": __version__}
+    for name in ("torch", "llvmlite", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    found |= {"python": sys.version.split()[0], "system": f"{platform.system()} {platform.machine()}"}
+    for name, version in found.items():
         print(f"{name:<10} {version}")
     return 0
 

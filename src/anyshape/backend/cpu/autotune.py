@@ -21,9 +21,8 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
@@ -40,7 +39,7 @@ from anyshape.backend.cpu.bytecode.products import (
 )
 from anyshape.backend.cpu.bytecode.products import native as suits
 from anyshape.backend.cpu.bytecode.template import Word
-from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine import low_precision
 from anyshape.backend.cpu.machine.target import Machine, model
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.measurements import Measurements
@@ -51,8 +50,7 @@ from anyshape.ops.attention import roles
 TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
 
 
-@dataclass(frozen=True, slots=True)
-class ProductKind:
+class ProductKind(NamedTuple):
     """Products that two routines can do. sizes: batch, rows, terms of a sum and columns of the one that is measured,
     of attention heads, rows, columns and depth. other: the library. margin: how many times as fast as the usual one
     the unusual routine has to be."""
@@ -69,7 +67,7 @@ KINDS = {
     FULL: ProductKind("f32", (1, 192, 512, 512)), FEW: ProductKind("f32", (1, 16, 512, 512)),
     MANY: ProductKind("f32", (192, 32, 64, 32)),
     THIN_ONES: ProductKind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: ProductKind("f32", (4, 256, 256, 64)),
-    **{dtype: ProductKind(dtype, (1, 192, 512, 512), "PyTorch", 1.6) for dtype in half_precision.DTYPES},
+    **{dtype: ProductKind(dtype, (1, 192, 512, 512), "PyTorch", 1.6) for dtype in low_precision.DTYPES},
 }
 
 
@@ -77,7 +75,7 @@ def usual(kind: str, target: Machine) -> bool:
     """Whether our routines do such products where nothing is measured, by the processor's features. The library (MKL)
     has its best code for processors of its maker, and ours are made for vectors of 64 bytes: 108 against 91 GFLOP/s on
     a core of Zen 4, 260 against 120 on Zen 5."""
-    if kind in half_precision.DTYPES:
+    if kind in low_precision.DTYPES:
         return suits(kind, target)
     if kind == THIN_ONES:
         return True
@@ -199,7 +197,7 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
             at, 0, "attention", one.dtype, True, bits(depth**-0.5, "f"), there), ordered, fixed, one.dtype)
     x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
     y = torch.empty(batch, rows, columns, dtype=dtype)
-    if one.dtype in half_precision.DTYPES and not own:
+    if one.dtype in low_precision.DTYPES and not own:
         return lambda: torch.mm(x[0], w[0], out=y[0])
     return _native(native, template.PRODUCT, lambda at: product_words(at, 0, one.dtype, 1.0, 0.0, False), [x, w, y],
                    fixed, one.dtype)

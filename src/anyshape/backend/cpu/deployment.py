@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,21 @@ from anyshape.backend.cpu.autotune import Autotune
 from anyshape.backend.cpu.bytecode.encode_plan import encode
 from anyshape.backend.cpu.bytecode.format import KERNELS
 from anyshape.backend.cpu.machine.blas import Blas, without_blas
-from anyshape.backend.cpu.machine.target import Machine, may_use_tiles
-from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, kept_routines
+from anyshape.backend.cpu.machine.target import Machine, may_use_tiles, model
+from anyshape.backend.cpu.native_routines import FAMILIES, NativeRoutines, family_text, kept_routines
 from anyshape.backend.cpu.target import CpuTarget
 from anyshape.backend.interface import ObjectCache
-from anyshape.backend.loaded_code import CodeSource
+from anyshape.backend.loaded_code import CodeSource, LoadedKernel
 from anyshape.backend.measurements import Measurements
 from anyshape.base.errors import ArtifactError
+from anyshape.base.own_sources import PACKAGE, sources_in
 from anyshape.base.version import __version__
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
 # what makes the words of a plan, and what reads them
-GENERATOR = ("backend/cpu/bytecode", "backend/cpu/microkernels", "backend/cpu/routines", "backend/cpu/interpreter.py",
-             "plan/ir")
+GENERATOR = ("backend/cpu/bytecode", "backend/cpu/machine/low_precision.py", "backend/cpu/microkernels",
+             "backend/cpu/routines", "backend/cpu/interpreter.py", "plan/ir")
 # LLVM's names of features that code may use -> those of Linux, where they differ
 LINUX = {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "sse4.1": "sse4_1",
          "sse4.2": "sse4_2", "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg", "sse3": "pni",
@@ -43,12 +43,12 @@ _FIELDS: dict[str, type] = {"triple": str, "cpu": str, "features": str, "vector_
 @lru_cache(maxsize=1)
 def generator() -> str:
     """A digest of everything that turns a plan into words, and of what reads them."""
-    root = Path(__file__).parents[2]
     digest = hashlib.sha256(__version__.encode())
     for place in GENERATOR:
-        files = [root / place] if place.endswith(".py") else sorted((root / place).rglob("*.py"))
-        for file in files:
-            digest.update(file.read_bytes())
+        path = f"{PACKAGE}/{place}"
+        for name in [path] if place.endswith(".py") else sources_in(path):
+            with open(name, "rb", buffering=0) as file:
+                digest.update(file.read())
     return digest.hexdigest()
 
 
@@ -61,8 +61,11 @@ def machine_of(found: Any) -> Machine | None:
 
 def lack(machine: Machine, code: Any) -> str:
     """What this process lacks of what machine code needs; "" where it lacks nothing. code: digest of its generator."""
-    if code != generator():
-        return "its native code was made by another version of AnyShape"
+    return "its native code was made by another version of AnyShape" if code != generator() else unfit(machine)
+
+
+def unfit(machine: Machine) -> str:
+    """What this process lacks of what machine code of this version needs; "" where it lacks nothing."""
     if platform.machine() not in ("x86_64", "AMD64") or not machine.triple.startswith("x86_64"):
         return f"its code is for {machine.triple.split('-')[0]}, this is {platform.machine()}"
     wanted = {name.strip("+") for name in machine.features.split(",")}
@@ -95,13 +98,37 @@ def modules(target: Any, plan: Plan, programs: Mapping[str, LoopProgram]) -> tup
     found = {"host": code(emit_host())}
     entries = {name: KERNELS + 4 * i for i, name in enumerate(programs)}
     for dtype in encode(plan, entries, target.autotune, target.native.fill)[1]:
-        for number, (emit, names) in enumerate(FAMILIES):
-            text = emit(machine, (dtype,))
+        for number, names in enumerate(FAMILIES):
+            text = family_text(number, machine, dtype)
             if any(f"@{name}(" in text for name in names):
                 found[f"products {number} {dtype}"] = code(text)
     for name, one in programs.items():
         found[f"kernel {name}"] = code(target.emit(one))
     return machine, found
+
+
+def kept_modules(target: CpuTarget, kernels: Sequence[LoadedKernel]) -> dict[str, bytes] | None:
+    """The objects of a program that this process compiled, as `modules` names them, from its cache; None where that
+    lacks one. kernels: the program's, whose products have been loaded."""
+    from anyshape.backend.cpu.llvm import jit
+    native, cache = target.native, target.native.cache
+    if cache is None:
+        return None
+    found = {"host": jit.module_object("host", native.machine, cache)}
+    for dtype, families in native.products.items():
+        for number, family in enumerate(families):
+            if family.address:
+                module = f"products {number} {dtype}"
+                found[module] = jit.module_object(module, native.machine, cache)
+    for kernel in kernels:
+        found[f"kernel {kernel.name}"] = cache.get(kernel.key) if kernel.key else None
+    there = {module: data for module, data in found.items() if data is not None}
+    return there if len(there) == len(found) else None
+
+
+def processor(threads: int = 0) -> str:
+    """What `compiling_target` makes of a graph depends on, in words; LLVM's version and our own apart."""
+    return f"{model()} {sorted(_flags())} {libraries(threads).routines}"
 
 
 def trusted_target(machine: Machine, code: CodeSource, threads: int = 0) -> CpuTarget:
@@ -121,8 +148,8 @@ def libraries(threads: int = 0) -> Blas:
         return without_blas()
     from anyshape.backend.cpu.machine.torch_libs import library, threads_of_products
     found = library()
-    return found if threads in (0, threads_of_products()) else replace(found, sgemm=0, dgemm=0, sgemm_batch=0,
-                                                                       dgemm_batch=0)
+    return found if threads in (0, threads_of_products()) else Blas(
+        0, 0, 0, 0, found.parallel, found.thread_number, found.team_size, found.barrier, found.clock)
 
 
 def deployed_target(native: NativeRoutines) -> CpuTarget:

@@ -14,13 +14,11 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.machine.blas import Blas
 from anyshape.backend.cpu.machine.target import Machine, host
-from anyshape.backend.cpu.microkernels import (
-    digest,
+from anyshape.backend.cpu.microkernels.tables import (
     direct_conv,
     direct_conv_last,
     gemm,
     gemv,
-    mt19937,
     recurrence,
     softmax_rows,
     winograd_conv,
@@ -31,13 +29,9 @@ from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 WORD = ctypes.c_int64
 # what is called of the module "host"
 HOST = ("run_plan", "measure", "search", "neighbours", "live_peak", "fill_template")
-# families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
-FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
-            (softmax_rows.emit_attention, softmax_rows.routines()),
-            (direct_conv.emit_conv, direct_conv.routines()),
-            (direct_conv_last.emit_conv_last, direct_conv_last.routines()),
-            (winograd_conv.emit_winograd, winograd_conv.routines()),
-            (recurrence.emit_recurrence, recurrence.routines()))
+# families of routines for products: all names in the order of the host's table
+FAMILIES = tuple(family.routines() for family in (
+    gemv, gemm, softmax_rows, direct_conv, direct_conv_last, winograd_conv, recurrence))
 _making = threading.Lock()
 _shared: dict[ObjectCache | None, NativeRoutines] = {}  # the first one, and the same for code that is kept elsewhere
 
@@ -91,8 +85,8 @@ class NativeRoutines:
         with self.lock:
             if dtype not in self.products:
                 self.products[dtype] = [
-                    self._loaded(f"products {number} {dtype}", partial(emit, self.machine, (dtype,)), names)
-                    for number, (emit, names) in enumerate(FAMILIES)]
+                    self._loaded(f"products {number} {dtype}", partial(family_text, number, self.machine, dtype), names)
+                    for number, names in enumerate(FAMILIES)]
             return {name: address for loaded in self.products[dtype] for name, address in loaded.address.items()}
 
     def _loaded(self, module: str, text: Callable[[], str], names: Sequence[str]) -> Routines:
@@ -116,7 +110,7 @@ class NativeRoutines:
         found: dict[str, int] = {}
         for dtype in dtypes:
             found |= self.products_of(dtype)
-        for _, names in FAMILIES:
+        for names in FAMILIES:
             table += [found.get(name, 0) for name in names]
         for kernel in kernels:
             table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
@@ -167,6 +161,7 @@ class NativeRoutines:
 
     @cached_property
     def _digest(self) -> tuple[Any, Routines]:
+        from anyshape.backend.cpu.microkernels import digest  # programs do without
         loaded = self._loaded("digest", digest.emit_digest, ("digest",))
         return ctypes.CFUNCTYPE(None, *[WORD] * 3)(loaded.address["digest"]), loaded
 
@@ -178,15 +173,20 @@ class NativeRoutines:
 
     @cached_property
     def _twister(self) -> tuple[Any, Routines]:
+        from anyshape.backend.cpu.microkernels import mt19937  # programs do without
         loaded = self._loaded("twister", partial(mt19937.emit_twister, self.machine), ("draw",))
         return ctypes.CFUNCTYPE(None, *[WORD] * 4)(loaded.address["draw"]), loaded
 
     def draw(self, state: int, result: int, count: int, limit: int) -> None:
-        """Bools drawn as PyTorch's generator does from a state of `mt19937.BYTES` bytes, which goes on; both by
-        address. limit: of 2**53, below which a draw is true."""
+        """Bools drawn as PyTorch's generator does from a state of `state_bytes` bytes, which goes on; both by address.
+        limit: of 2**53, below which a draw is true."""
         self._twister[0](state, result, count, limit)
 
-    state_bytes = mt19937.BYTES
+    @property
+    def state_bytes(self) -> int:
+        """See `HostRoutines`."""
+        from anyshape.backend.cpu.microkernels import mt19937  # programs do without
+        return mt19937.BYTES
 
     # --- calls from XLA
 
@@ -201,6 +201,23 @@ def _host_text() -> str:
     """The module "host", by what compiles our Python to LLVM: a process that loads machine code does without."""
     from anyshape.backend.cpu.interpreter import emit_host
     return emit_host()
+
+
+def family_text(number: int, machine: Machine, dtype: str) -> str:
+    """The LLVM text of one of the `FAMILIES`, of a dtype: a process that loads machine code does without."""
+    from anyshape.backend.cpu.microkernels import (
+        direct_conv,
+        direct_conv_last,
+        gemm,
+        gemv,
+        recurrence,
+        softmax_rows,
+        winograd_conv,
+    )
+    emit: Callable[[Machine, tuple[str, ...]], str] = (
+        gemv.emit_thin, gemm.emit_packed, softmax_rows.emit_attention, direct_conv.emit_conv,
+        direct_conv_last.emit_conv_last, winograd_conv.emit_winograd, recurrence.emit_recurrence)[number]
+    return emit(machine, (dtype,))
 
 
 class _BudgetSearch:

@@ -7,7 +7,6 @@ from typing import Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.products import native, takes_any_strides
-from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
@@ -45,6 +44,7 @@ class CpuTarget:
     @property
     def unsupported(self) -> frozenset[str]:
         """See `Target`."""
+        from anyshape.backend.cpu.llvm.scalar_ops import unsupported  # not needed where machine code is loaded
         return unsupported()
 
     def emit(self, program: LoopProgram) -> str:

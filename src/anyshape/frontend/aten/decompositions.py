@@ -109,8 +109,17 @@ def _embedding_bag(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.T
 
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     """torch's own joins along a dim that is there, of rows perhaps, and splits it: rows that are dealt out over ranks
-    would have to be gathered for that."""
-    return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+    would have to be gathered for that. Where all have channels last, torch's result lies so, too."""
+    rank = tensors[0].dim()
+    place = dim % (rank + 1)
+    formats = {channels_last_format(one) for one in tensors}
+    if place == rank or None in formats or len(formats) > 1:
+        return torch.cat([one.unsqueeze(dim) for one in tensors], dim)
+    order = [0, *range(2, rank), 1]
+    at = order.index(place)
+    joined = torch.cat([one.permute(order).unsqueeze(at) for one in tensors], at)
+    dims = [*order[:at], rank, *order[at:]]  # of the result, as they lie; `rank` is the new one
+    return joined.permute([dims.index(one) for one in (*range(place), rank, *range(place, rank))])
 
 
 def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -292,6 +292,14 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
     return HalvesProgram(halves.order, *found)
 
 
+def _shares_complex_memory(gm: GraphModule) -> bool:
+    """Whether some result, perhaps a real one, lies in the memory of complex numbers."""
+    complexes = {api.storage_key(node.meta["val"]) for node in gm.graph.nodes
+                 if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].is_complex()}
+    return any(api.storage_key(node.meta.get("val")) in complexes for node in gm.graph.output_node().all_input_nodes
+               if isinstance(node.meta.get("val"), torch.Tensor))
+
+
 def compile_or_interpret(request: ProgramRequest) -> Boxed:
     """The compiled program; when compiling fails, one warning and the same graph run node by node.
 
@@ -303,6 +311,11 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
     """
     compilation = request.compilation
     try:
+        if request.role != "backward" and internals.regenerates_views() and _shares_complex_memory(request.gm):
+            raise Unsupported("a result is a view of complex numbers",
+                              why="PyTorch makes it anew from where the program's own result lies in memory, and "
+                                  "programs copy complex numbers",
+                              do="return a clone() of it, or the whole tensor")
         with api.no_new_guards():
             return compilation.compiler(request)
     except Exception as error:

@@ -17,6 +17,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.capture.dynamo_backend import compile_or_interpret
+from anyshape.frontend.capture.exported_sizes import small_sizes_open
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -63,10 +64,12 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     compilation.tracing = ("the exported program", "", "export")
     values = [node for node in gm.graph.nodes if node.op == "placeholder"][len(state):]
     number = compilation.next_graph(name_sizes([(node.name, node.meta.get("val")) for node in values]))
-    program = compile_or_interpret(ProgramRequest(
-        gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
-        static_inputs=tuple(range(len(state)))))
-    ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in decomposed.range_constraints.items()}
+    with small_sizes_open(decomposed) as least:
+        program = compile_or_interpret(ProgramRequest(
+            gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
+            static_inputs=tuple(range(len(state)))))
+    ranges = {symbol: (max(bounds.lower, least.get(symbol, bounds.lower)), bounds.upper)
+              for symbol, bounds in decomposed.range_constraints.items()}
     return ExportedCallable(exported, gm, program, state, kept, ranges, compilation)
 
 
@@ -163,8 +166,10 @@ class ExportedCallable:
             low, high = self.ranges.get(symbol, (0, None))
             if size < low or (high is not None and size > high):
                 place = self._words(symbol)
-                raise InputError(f"{place} is {size}", why=f"the program was exported for {low} <= {place} <= {high}",
-                                 do="export with a wider dynamic range")
+                most = "" if high is None or not high.is_Integer else f" <= {high}"
+                raise InputError(f"{place} is {size}", why=f"the program is for {low} <= {place}{most}",
+                                 do="export with a wider dynamic range, torch.export.Dim(name, min=1), and where that "
+                                 "does not help with a tensor of this size: sizes of 0 and 1 may be another program")
         for where, formula, size in derived:
             wanted = formula.xreplace(sizes)
             if wanted.is_Integer and int(wanted) != size:

@@ -6,22 +6,21 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from anyshape import torch_compat as compat
 from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
+from anyshape.frontend.capture import exported_sizes
+from anyshape.frontend.capture.exported_sizes import special_at
 from anyshape.frontend.capture.meta_kernels import tracing_settings
-from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, TracedCall
 from anyshape.torch_compat import tree as pytree
-from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
-MOST_OPEN = 4  # sizes that are judged at 1, in all combinations
 
 
 def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
@@ -71,55 +70,13 @@ def _with_ones(exported: torch.export.ExportedProgram, module: torch.nn.Module, 
         try:
             with all_sizes_traced():
                 found = _exported(module, call, signature, True, refused)
-                special = _special_at_one(found)
+                special = special_at(found, 1)
         except Exception:  # the border to torch's tracer: what is there already will do
             return exported
         if not special:
             return found
-        refused |= {place for place, symbol in _symbols(found).items() if symbol in special}
+        refused |= {place for place, symbol in exported_sizes.symbols(found).items() if symbol in special}
     return exported
-
-
-def _symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any]:
-    """The symbol of each size of a user's tensor that is one, by the number of the tensor and the dim."""
-    shapes = [value.shape for value in _given(exported) if isinstance(value, torch.Tensor)]
-    return {(number, dim): size.node.expr for number, shape in enumerate(shapes) for dim, size in enumerate(shape)
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
-
-
-def _special_at_one(exported: torch.export.ExportedProgram) -> set[Any]:
-    """Symbols that are at least 1 and may not be 1: a guard or a shape of the graph would be another one then."""
-    ranges = exported.range_constraints
-    open_ = [symbol for symbol in dict.fromkeys(_symbols(exported).values()) if int(ranges[symbol].lower) < LEAST]
-    if not open_:
-        return set()
-    gm = exported.graph_module
-    env = next(size.node.shape_env for value in _given(exported) if isinstance(value, torch.Tensor)
-               for size in value.shape if isinstance(size, torch.SymInt))
-    guards = [env.replace(guard.expr) for guard in env.guards]
-    for node in gm.graph.nodes:
-        node.meta["example_value"] = node.meta.get("val")  # as Dynamo's graphs have it
-    predicted = PredictedShapes(gm)
-    hints = settings.hints(predicted.placeholders)
-    served: list[Any] = []
-    for symbol in open_[:MOST_OPEN]:
-        rest = [chosen for count in range(len(served) + 1) for chosen in itertools.combinations(served, count)]
-        if all(_holds(guards, values) and not predicted.differs_at(values)
-               for chosen in rest for values in [{**hints, **dict.fromkeys((symbol, *chosen), 1)}]):
-            served.append(symbol)
-    for node in gm.graph.nodes:
-        del node.meta["example_value"]
-    return set(open_) - set(served)
-
-
-def _holds(guards: Sequence[Any], values: Mapping[Any, int]) -> bool:
-    return all(guard.xreplace(values) == True for guard in guards)  # noqa: E712 of sympy
-
-
-def _given(exported: torch.export.ExportedProgram) -> list[Any]:
-    """The traced values of the user's inputs."""
-    inputs = {node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"}
-    return [inputs[name] for name in exported.graph_signature.user_inputs if name in inputs]
 
 
 class _Function(torch.nn.Module):
@@ -180,7 +137,7 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
 
 def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
     """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
-    shapes = [value.shape for value in _given(exported) if isinstance(value, torch.Tensor)]
+    shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
     return all(isinstance(size, torch.SymInt) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),
                                                                               strict=True)
                for size, one, other in zip(shape, wider, sizes, strict=True) if one != other)

@@ -282,9 +282,10 @@ class PredictedShapes:
                       for value in pytree.tree_leaves(node.meta.get("example_value"))]
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self.plain = all(shape_propagation.is_plain(value) for value in (*self.placeholders, *self.inner))
-        mapped = [target for target in targets if api.is_of_vmap(target)]
-        self.plain = self.plain and not mapped
-        self.switches = [target for target in targets if api.changes_mode(target) and target not in mapped]
+        self.reverse = any(map(api.is_of_reverse_mode, targets))
+        self.plain = self.plain and not self.reverse and not any(map(api.is_of_vmap, targets))
+        self.switches = [target for target in targets if api.changes_mode(target)
+                         and not api.is_of_vmap(target) and not api.is_of_reverse_mode(target)]
 
     def asks_data(self) -> bool:
         """Whether some size is only known from the data."""
@@ -356,7 +357,7 @@ class PredictedShapes:
         with shape_propagation.shapes_only(rules(), sizes.number, self.plain) as shapes:
             comparison = Compare(self.gm, sizes, shapes, strides)
             try:
-                with settings.transforms_left():
+                with settings.transforms_left(), torch.set_grad_enabled(self.reverse):
                     comparison.run(inputs)
                 comparison.compare_memory()
             except Differs as difference:
@@ -495,6 +496,8 @@ class Compare:
         arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
         operands = [(one, value) for one in node.all_input_nodes for value in _tensors(self.values[one])]
         target: Any = self.gm.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        if api.is_about_hooks(target):  # no shape depends on them, and a run that is stopped would not end it
+            return arguments[0] if arguments else None  # a tensor with a hook on its gradient is that tensor
         if target is torch.autograd.grad:  # each has the shape of what it is the gradient of
             wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
             return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)

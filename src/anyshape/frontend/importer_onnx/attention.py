@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyshape.frontend.aten.reduce import mean
-from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.aten.table import Decline, Mismatch
 from anyshape.frontend.importer_onnx.matmul import matmul
+from anyshape.frontend.importer_onnx.quantize import column, product_of_bytes
 from anyshape.frontend.importer_onnx.reduce import layer_norm_of
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
@@ -23,9 +24,10 @@ HIDDEN = -3.4028234663852886e38  # the least f32: what comes later
 
 
 def _heads(c: Call, x: Value, heads: int) -> Value:
-    """[b, s, heads * d]  -->  [b, heads, s, d]"""
-    b, s, width = x.tensor.shape
-    split = c.t.reshape(x, (b, s, heads, floordiv(width, heads)))
+    """[b, s, heads * d]  -->  [b, heads, s, d], where d is a number"""
+    b, s, _ = x.tensor.shape
+    width, = c.fixed(x.tensor.shape[2:])
+    split = c.t.reshape(x, (b, s, heads, width // heads))
     return c.t.permute(split, (0, 2, 1, 3))  # type: ignore[no-any-return]
 
 
@@ -35,6 +37,18 @@ def _joined(c: Call, x: Value) -> Value:
     return c.t.reshape(c.t.permute(x, (0, 2, 1, 3)), (b, s, heads * d))  # type: ignore[no-any-return]
 
 
+def _behind_past(c: Call, past: Value, new: Value) -> Value:
+    """[b, heads, past + s, d]
+
+    Raises:
+        Mismatch: other dims differ.
+    """
+    for d in (0, 1, 3):
+        if past.tensor.shape[d] != new.tensor.shape[d]:
+            raise Mismatch(past.tensor.shape[d], new.tensor.shape[d])
+    return c.op("concat", past, new, dim=2)
+
+
 def _added(c: Call, mask: Value | None, more: Value | None) -> Value | None:
     if mask is None or more is None:
         return more if mask is None else mask
@@ -42,8 +56,9 @@ def _added(c: Call, mask: Value | None, more: Value | None) -> Value | None:
 
 
 def _attended(c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None = None,
-              softcap: float = 0.0) -> Value:
-    """softmax(q @ k^T * scale + mask) @ v of [b, heads, s, d]; in f32, as narrower floats' sums are."""
+              softcap: float = 0.0, smooth: bool = False) -> Value:
+    """softmax(q @ k^T * scale + mask) @ v of [b, heads, s, d]; in f32, as narrower floats' sums are. smooth: with a key
+    more, whose score and value are 0."""
     kind = q.tensor.dtype
     width, = c.fixed(q.tensor.shape[-1:])
     scale = float(c.attr("scale", 0.0) or 0.0) or float(width) ** -0.5
@@ -54,7 +69,11 @@ def _attended(c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: V
     for one in (bias, mask):
         if one is not None:
             scores = c.t.pointwise("add", scores, one, dtype="f32")
+    keys = scores.tensor.shape[3]
+    if smooth:
+        scores = c.op("pad", scores, low=(0, 0, 0, 0), high=(0, 0, 0, 1), value=0.0)
     weights = c.aten(aten._softmax.default, scores, 3, False, types=scores.tensor)
+    weights = c.t.window(weights, 3, 0, keys)
     return c.t.cast(matmul(c, weights, v), kind)  # type: ignore[no-any-return]
 
 
@@ -74,7 +93,7 @@ def _causal(c: Call, rows: Size, keys: Size) -> Value:
     return _hides(c, c.op("le", _places(c, keys, 4, 3), last), HIDDEN)
 
 
-def _padding(c: Call, place: int, keys: Size) -> Value | None:
+def _padding(c: Call, place: int, batch: Size, keys: Size) -> Value | None:
     """The mask that an operand says: as many keys as it has, [b]; or 1 where a key is seen, [b, keys] or
     [b, rows, keys]."""
     if not c.has(place):
@@ -83,6 +102,10 @@ def _padding(c: Call, place: int, keys: Size) -> Value | None:
     by = float(c.attr("mask_filter_value", -10000.0))
     shape = given.tensor.shape
     if given.tensor.rank == 1:
+        if isinstance(shape[0], int) and isinstance(batch, int) and shape[0] != batch:
+            raise Decline("begins and ends of what is seen")
+        if shape[0] != batch:
+            raise Mismatch(shape[0], batch)
         counts = c.t.reshape(c.t.cast(given, "i64"), (shape[0], 1, 1, 1))
         return _hides(c, c.op("lt", _places(c, keys, 4, 3), counts), by)
     if given.tensor.rank > 3:
@@ -93,30 +116,44 @@ def _padding(c: Call, place: int, keys: Size) -> Value | None:
 
 @translates("Attention", domain=MICROSOFT)
 def attention(c: Call) -> Any:
-    x, w, heads = c.value(0), c.value(1), int(c.attr("num_heads"))
+    x, w = c.value(0), c.value(1)
     if c.attr("do_rotary", 0) or c.has(6):
         raise Decline("rotary embeddings inside of it, or a past of a fixed size")
-    if c.has(3) and c.rank(3) == 1 and c.kind(3).shape[0] != x.tensor.shape[0]:
-        raise Decline("begins and ends of what is seen")
     total = matmul(c, x, w)
     if c.has(2):
         total = c.t.pointwise("add", total, c.value(2), dtype=total.tensor.dtype)
+    return _of_products(c, total, 3, 4, 5)
+
+
+@translates("QAttention", domain=MICROSOFT)
+def quantized_attention(c: Call) -> Any:
+    x, w = c.at(0), c.at(1)
+    if c.attr("do_rotary", 0):
+        raise Decline("rotary embeddings inside of it")
+    by = c.t.pointwise("mul", c.t.reshape(c.value(3), ()), column(c, c.value(4), c.tensor(w), 1), dtype="f32")
+    total = c.t.pointwise("mul", c.t.cast(product_of_bytes(c, x, c.at(6), w, c.at(7)), "f32"), by, dtype="f32")
+    return _of_products(c, c.t.pointwise("add", total, c.value(2), dtype="f32"), 5, 8, 9)
+
+
+def _of_products(c: Call, total: Value, mask_at: int, past_at: int, bias_at: int) -> Any:
+    """Attention of queries, keys and values side by side, with the operands at these places, and what is kept."""
+    heads = int(c.attr("num_heads"))
     width = total.tensor.shape[-1]
     sizes = tuple(c.attr("qkv_hidden_sizes", ()) or ()) or (floordiv(width, 3),) * 3
     starts = (0, sizes[0], sizes[0] + sizes[1])
     q, k, v = (_heads(c, c.t.window(total, 2, start, size), heads) for start, size in zip(starts, sizes, strict=True))
-    if c.has(4):
-        past = c.value(4)
+    if c.has(past_at):
+        past = c.value(past_at)
         before = [c.t.reshape(c.t.window(past, 0, place, 1), past.tensor.shape[1:]) for place in (0, 1)]
-        k, v = (c.op("concat", old, new, dim=2) for old, new in zip(before, (k, v), strict=True))
+        k, v = (_behind_past(c, old, new) for old, new in zip(before, (k, v), strict=True))
     present = None
     if c.wants(1):
         present = c.op("concat", *(c.t.reshape(one, (1, *one.tensor.shape)) for one in (k, v)), dim=0)
     rows, keys = q.tensor.shape[2], k.tensor.shape[2]
-    mask = _padding(c, 3, keys)
+    mask = _padding(c, mask_at, q.tensor.shape[0], keys)
     if c.attr("unidirectional", 0):
         mask = _added(c, mask, _causal(c, rows, keys))
-    return _joined(c, _attended(c, q, k, v, mask, c.value(5) if c.has(5) else None)), present
+    return _joined(c, _attended(c, q, k, v, mask, c.value(bias_at) if c.has(bias_at) else None)), present
 
 
 @translates("MultiHeadAttention", domain=MICROSOFT)
@@ -137,11 +174,9 @@ def multi_head_attention(c: Call) -> Any:
         q, k, v = moved
     q, k, v = (_heads(c, one, heads) if one.tensor.rank == 3 else one for one in (q, k, v))
     if c.has(6):
-        k, v = (c.op("concat", c.value(place), new, dim=2) for place, new in ((6, k), (7, v)))
+        k, v = (_behind_past(c, c.value(place), new) for place, new in ((6, k), (7, v)))
     keys = k.tensor.shape[2]
-    if c.has(4) and c.rank(4) == 1 and c.kind(4).shape[0] != q.tensor.shape[0]:
-        raise Decline("begins and ends of what is seen")
-    mask = _padding(c, 4, keys)
+    mask = _padding(c, 4, q.tensor.shape[0], keys)
     if c.attr("unidirectional", 0):
         mask = _added(c, mask, _causal(c, q.tensor.shape[2], keys))
     found = _joined(c, _attended(c, q, k, v, mask, c.value(5) if c.has(5) else None))
@@ -151,7 +186,7 @@ def multi_head_attention(c: Call) -> Any:
 @translates("GroupQueryAttention", domain=MICROSOFT)
 def group_query_attention(c: Call) -> Any:
     heads, groups = int(c.attr("num_heads")), int(c.attr("kv_num_heads"))
-    if any(c.has(place) for place in range(11, len(c.inputs))) or c.attr("smooth_softmax", 0) == 1 or c.has(9):
+    if any(c.has(place) for place in range(11, len(c.inputs))) or c.has(9):
         raise Decline("given places, sinks, or a cache that is quantised")
     x = c.value(0)
     if c.has(1):
@@ -184,7 +219,8 @@ def group_query_attention(c: Call) -> Any:
         seen = c.op("bit_and", seen, c.op("gt", key, c.op("sub", last, window)))
     bias = c.value(10) if c.has(10) else None
     k_all, v_all = (_repeated(c, one, heads // groups) for one in (k, v))
-    found = _attended(c, q, k_all, v_all, _hides(c, seen, HIDDEN), bias, float(c.attr("softcap", 0.0) or 0.0))
+    found = _attended(c, q, k_all, v_all, _hides(c, seen, HIDDEN), bias, float(c.attr("softcap", 0.0) or 0.0),
+                      c.attr("smooth_softmax", 0) == 1)
     return _joined(c, found), k, v
 
 
@@ -244,12 +280,15 @@ def rotary_embedding(c: Call) -> Any:
     flat = x.tensor.rank == 3
     if flat:
         width = c.attr("rotary_embedding_dim", 0)
-        heads: Any = c.attr("num_heads", 0) if width else floordiv(x.tensor.shape[2], 2 * c.kind(2).shape[1])
+        heads: Any = c.attr("num_heads", 0) if width else floordiv(
+            *c.fixed((x.tensor.shape[2], 2 * c.kind(2).shape[1])))
         if not isinstance(heads, int) or not heads:
             raise Decline("a number of heads that is not known")
         x = _heads(c, x, heads)
     b, _, s, _ = x.tensor.shape
     if at.tensor.rank != 2:  # where the first one stands
+        if at.tensor.count != 1:
+            raise Mismatch(at.tensor.count, 1)
         at = c.t.broadcast(c.op("add", c.t.reshape(at, (1, 1)), _places(c, s, 2, 1)), (b, s))
     found = _rotated(c, x, at, c.value(2), c.value(3), bool(c.attr("interleaved", 0)))
     return _joined(c, found) if flat else found

@@ -4,15 +4,17 @@
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anyshape.frontend.aten.scatter import index_put
 from anyshape.frontend.aten.table import Decline, Mismatch
+from anyshape.frontend.importer_onnx.model import OnnxNode, clean
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType
-from anyshape.sym.expr import Size, floordiv, product
+from anyshape.sym.expr import Size, floordiv, product, symbol
 from anyshape.torch_compat import aten
 
 
@@ -183,8 +185,34 @@ def col2im(c: Call) -> Any:
                     types=TensorType(x.tensor.dtype, shape))
 
 
-@translates("NonMaxSuppression", "Unique", "Compress", "NonZero")
+SIZED_BY_DATA = ("NonMaxSuppression", "Unique", "Compress", "NonZero")
+
+
+@translates(*SIZED_BY_DATA)
 def by_the_data(c: Call) -> Any:
     raise Decline("the size of its result is in the data")
 
 
+def sized_by_data(node: OnnxNode, kinds: Sequence[TensorType]) -> list[TensorType]:
+    """The types of the results of such an operator, as far as they are known: one symbol is the size that the data
+    decide, the same one for all NonZero of one tensor.
+
+    Args:
+        kinds: of its operands.
+    """
+    if node.op not in SIZED_BY_DATA or not kinds[0].rank:
+        return []
+    name = node.inputs[0] if node.op == "NonZero" else node.outputs[0]
+    count = symbol(clean(f"{node.op}_{name}"))
+    if node.op == "NonZero":
+        return [TensorType("i64", (kinds[0].rank, count))]
+    if node.op == "NonMaxSuppression":
+        return [TensorType("i64", (count, 3))]
+    axis = node.attributes.get("axis")
+    shape = (count,) if axis is None else tuple(
+        count if d == axis % kinds[0].rank else n for d, n in enumerate(kinds[0].shape))
+    first = TensorType(kinds[0].dtype, shape)
+    if node.op == "Compress":
+        return [first]
+    whole = product(kinds[0].shape) if axis is None else kinds[0].shape[axis]
+    return [first, *(TensorType("i64", (size,)) for size in (count, whole, count))]

@@ -93,7 +93,7 @@ def matmul_row(c: Call) -> Any:
     return matmul(c, c.value(0), c.value(1))
 
 
-@translates("FusedMatMul", domain=MICROSOFT)
+@translates("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(c: Call) -> Any:
     a, b = c.value(0), c.value(1)
     if c.attr("transBatchA", 0) or c.attr("transBatchB", 0):

@@ -4,6 +4,7 @@ Names of dtypes are ours (ir/types.py) where we have the dtype, and those of ml_
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ ELEMENTS: dict[int, str] = {
 ELEMENT_OF: dict[str, int] = {name: number for number, name in ELEMENTS.items()}
 
 MICROSOFT = "com.microsoft"  # the domain of onnxruntime's own operators
+CLASSICAL = "ai.onnx.ml"  # and that of classical machine learning
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,12 @@ class OnnxFunction:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
+
+
+def clean(name: str) -> str:
+    """The name as an identifier."""
+    text = re.sub(r"\W", "_", name, flags=re.ASCII) or "value"
+    return text if text[:1].isalpha() or text[:1] == "_" else f"_{text}"
 
 
 def renamed(nodes: tuple[OnnxNode, ...], names: Mapping[str, str], prefix: str) -> tuple[OnnxNode, ...]:

@@ -265,15 +265,19 @@ _RULES: dict[str, Rule] = {"MatMul": _product, "Gemm": _product, "Conv": _convol
 APART = {"QLinearAdd": ("Add", 14, 2), "QLinearMul": ("Mul", 14, 2), "QLinearSigmoid": ("Sigmoid", 13, 1),
          "QLinearLeakyRelu": ("LeakyRelu", 16, 1), "QLinearSoftmax": ("Softmax", 13, 1),
          "QLinearGlobalAveragePool": ("GlobalAveragePool", 1, 1), "QLinearAveragePool": ("AveragePool", 11, 1),
-         "QLinearReduceMean": ("ReduceMean", 13, 1), "QLinearConcat": ("Concat", 13, 0)}
+         "QLinearReduceMean": ("ReduceMean", 13, 1), "QLinearConcat": ("Concat", 13, 0),
+         "QLinearWhere": ("Where", 16, 2)}
 
 
 def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
     """The nodes that one of those operators stands for; None: it is none of them, or has its channels last."""
+    if node.domain == MICROSOFT and node.op == "QEmbedLayerNormalization":
+        return _embeddings(node, prefix)
     if node.domain != MICROSOFT or node.op not in APART or node.attributes.get("channels_last", 0):
         return None
     op, version, count = APART[node.op]
     given = list(node.inputs)
+    first = (given.pop(0),) if op == "Where" else ()
     if op == "Concat":
         end, given = given[:2], given[2:]
         count = len(given) // 3
@@ -283,8 +287,27 @@ def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
              for i in range(count)]
     kept = {name: value for name, value in node.attributes.items() if name not in ("channels_last", "opset")}
     version = min(version, node.attributes.get("opset", version))
-    middle = OnnxNode(op, "", version, tuple(part.outputs[0] for part in parts), (f"{prefix}y",), kept, node.name)
-    return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+    operands = (*first, *(part.outputs[0] for part in parts))
+    middle = OnnxNode(op, "", version, operands, (f"{prefix}y",), kept, node.name)
+    if op != "AveragePool" or len(end) < 2 or not end[1]:
+        return *parts, middle, OnnxNode("QuantizeLinear", "", 13, (f"{prefix}y", *end), node.outputs)
+    names = [f"{prefix}{name}" for name in ("steps", "zero", "sum", "whole", "less", "one")]
+    steps, zero, total, whole, less, one = names  # onnxruntime rounds here behind the zero point, not before it
+    return (*parts, middle, OnnxNode("Div", "", 13, (f"{prefix}y", end[0]), (steps,)),
+            OnnxNode("Cast", "", 13, (end[1],), (zero,), {"to": 1}), OnnxNode("Add", "", 13, (steps, zero), (total,)),
+            OnnxNode("Round", "", 13, (total,), (whole,)), OnnxNode("Sub", "", 13, (whole, zero), (less,)),
+            OnnxNode("Div", "", 13, (end[0], end[0]), (one,)),
+            OnnxNode("QuantizeLinear", "", 13, (less, one, end[1]), node.outputs))
+
+
+def _embeddings(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...]:
+    """The norm of embeddings whose five tables and parameters are bytes, with scales and zero points behind them."""
+    given = [*node.inputs, *("",) * (18 - len(node.inputs))]
+    parts = [OnnxNode("DequantizeLinear", "", 13, (given[i], given[i + 6], given[i + 11]), (f"{prefix}{i}",))
+             for i in range(2, 7) if given[i]]
+    for part in parts:
+        given[given.index(part.inputs[0], 2)] = part.outputs[0]
+    return *parts, OnnxNode("EmbedLayerNormalization", MICROSOFT, 1, tuple(given[:8]), node.outputs, node.attributes)
 
 
 @translates("QGemm", domain=MICROSOFT)

@@ -17,7 +17,7 @@ from anyshape.frontend.importer_onnx.spatial import convolved, window
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.frontend.symbols.known import Known, known
 from anyshape.ir.graph import Value
-from anyshape.ops.matmul import into_panels
+from anyshape.ir.panels import into_panels
 from anyshape.sym.expr import Size, product
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),

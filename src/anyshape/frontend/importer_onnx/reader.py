@@ -39,6 +39,8 @@ MOST_NODES = 200_000
 MOST_DEPTH = 32
 MOST_RANK = 16
 OLDEST, NEWEST = 1, 28  # operator sets
+# onnxruntime's operators that are ONNX's own of a set, for dtypes and sets that lack them
+OF_ONNX = {"QuantizeLinear": 21, "DequantizeLinear": 21, "Trilu": 21, "GatherND": 21, "Pad": 11, "GridSample": 16}
 
 
 def _refuse(what: str, why: str, do: str = "check where the file comes from, and export it again",
@@ -71,16 +73,18 @@ class Reader:
     def _proto(self, source: Any) -> Any:
         if isinstance(source, onnx.ModelProto):
             return source
+        where = ""
         if isinstance(source, (str, os.PathLike)):
             path = Path(source)
+            where = str(path)
             self.folder = path.parent
             try:
                 if path.stat().st_size > MOST_BYTES:
-                    raise _refuse(f"{path} is too large", f"it has more than {MOST_BYTES} bytes", where=str(path))
+                    raise _refuse(f"{path} is too large", f"it has more than {MOST_BYTES} bytes", where=where)
                 source = path.read_bytes()
             except OSError as error:
                 raise _refuse(f"{path} cannot be read", str(error.strerror or error), "give the path of a model",
-                              str(path)) from error
+                              where) from error
         if not isinstance(source, (bytes, bytearray, memoryview)):
             raise InputError(f"anyshape.compile_onnx cannot read a {type(source).__name__}", where="its first argument",
                              why="it takes a path, bytes or an onnx.ModelProto", do="pass one of those")
@@ -88,9 +92,10 @@ class Reader:
         try:
             proto.ParseFromString(bytes(source))
         except Exception as error:  # protobuf's own type of error is private
-            raise _refuse("these bytes are no ONNX model", f"the protobuf cannot be parsed: {error}") from error
+            raise _refuse("these bytes are no ONNX model", f"the protobuf cannot be parsed: {error}",
+                          where=where) from error
         if not proto.HasField("graph"):
-            raise _refuse("these bytes are no ONNX model", "there is no graph in them")
+            raise _refuse("these bytes are no ONNX model", "there is no graph in them", where=where)
         return proto
 
     # ---- graphs
@@ -153,8 +158,8 @@ class Reader:
             proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         _check_arity(proto, domain, version)
-        if domain == MICROSOFT and proto.op_type in ("QuantizeLinear", "DequantizeLinear", "Trilu", "GatherND"):
-            domain, version = "", 21  # onnxruntime's are ONNX's own, for dtypes and sets of operators that lack them
+        if domain == MICROSOFT and proto.op_type in OF_ONNX:
+            domain, version = "", OF_ONNX[proto.op_type]
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
 

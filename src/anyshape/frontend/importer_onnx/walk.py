@@ -3,15 +3,14 @@
     Add(x: f32[batch, 4], b)  -->  add(x, b)
 
 Tensors that are made of sizes are folded as formulas (known.py). Composed operators without a translation are taken
-apart by the body that ONNX gives them. The walk ends before a node that no program holds (text, lists, a loop, a result
-whose size is in the data), or that needs numbers which the program computes: the rest is a stage of its own, which
-begins when those are there.
+apart by the body that ONNX gives them. The walk leaves nodes that no program holds (text, lists, a loop, a result whose
+size is in the data), or that need numbers which the program computes, and all that reads what they give: these are a
+stage of their own, which begins when the program is done, and the host.
 """
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -40,7 +39,7 @@ from anyshape.frontend.importer_onnx import (
     signal,
     spatial,
 )
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
@@ -98,13 +97,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Where a walk ended. nodes: those that are left, the first one is done by the host where `host`. why: in words.
-    wants: the value whose elements are wanted as sizes, or as numbers."""
+    """What a walk left. host: nodes that the host can do when the program is done, with the reason why no program does
+    them. wants: values whose elements are then wanted, as sizes or numbers. nodes: all others, in order. why: the first
+    reason, in words."""
 
+    host: tuple[tuple[OnnxNode, str], ...]
+    wants: tuple[NeedsSize, ...]
     nodes: tuple[OnnxNode, ...]
-    host: bool
     why: str
-    wants: NeedsSize | None = None
 
 
 @dataclass(slots=True)
@@ -115,7 +115,8 @@ class Imported:
     values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
     graph's last inputs. needs: sizes that must be at least 0; presumed: those of which a call in which they are not
     gets another program. externs, equalities: as in importer/graph_inputs.py.
-    nodes: how many it has of the model's. kinds: of what it gives, the type, or the elements where they are formulas.
+    nodes: how many it has of the model's. kinds: of what it gives, and the host behind it, the type, or the elements
+    where they are formulas.
     """
 
     graph: Graph
@@ -132,12 +133,6 @@ class Imported:
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
     renames: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, TensorType | Known] = field(default_factory=dict)
-
-
-def clean(name: str) -> str:
-    """The name as an identifier."""
-    text = re.sub(r"\W", "_", name, flags=re.ASCII) or "value"
-    return text if text[:1].isalpha() or text[:1] == "_" else f"_{text}"
 
 
 class Walk:
@@ -175,6 +170,7 @@ class Walk:
         self.small = {entry.name for entry in entries if isinstance(entry.kind, TensorType) and not entry.kind.shape
                       and kind_of(entry.kind.dtype) in ("int", "uint", "bool")}
         self.graph_inputs = {entry.name for entry in entries}
+        self.promised: dict[str, TensorType] = {}  # what is known of what the host gives
         for entry in entries:
             self._declare(entry)
 
@@ -210,11 +206,20 @@ class Walk:
         Raises:
             Equal: two sizes turned out to be one. NeedsSize: of an input of the graph. InputError: the model is wrong.
         """
-        cut = None
+        host: list[tuple[OnnxNode, str]] = []
+        wants: list[NeedsSize] = []
+        left: list[OnnxNode] = []
+        missing: set[str] = set()  # what nodes give that are left
+        why = ""
         place = 0
         while place < len(self.nodes):
             node = self.nodes[place]
             self.builder.where = str(node)
+            if missing and any(name in missing for name in _used((node,), ())):
+                left.append(node)
+                missing.update(name for name in node.outputs if name)
+                place += 1
+                continue
             found = self._deferred(node)
             if found is not None:
                 self._set(node, (found,))
@@ -225,7 +230,9 @@ class Walk:
                     self._lookup(name, node)
             mark = len(self.builder.nodes), len(self.externs)
             try:
-                results = self._call(node)
+                self._set(node, self._call(node))
+                place += 1
+                continue
             except _Inline as body:
                 self.nodes[place:place + 1] = body.nodes
                 self.given = {**self.given, **body.constants}
@@ -236,15 +243,18 @@ class Walk:
                     raise NeedsNumber(min(roots)) from need
                 if need.name in self.graph_inputs:
                     raise
-                cut = Cut(tuple(self.nodes[place:]), False, f"{node} needs the elements of {need.name}", need)
+                why = why or f"{node} needs the elements of {need.name}"
+                wants.append(need)
+                left.append(node)
             except _Host as reason:
-                cut = Cut(tuple(self.nodes[place:]), True, f"{node}: {reason}")
-            if cut is not None:
-                del self.builder.nodes[mark[0]:]
-                del self.externs[mark[1]:]
-                break
-            self._set(node, results)
+                why = why or f"{node}: {reason}"
+                host.append((node, f"{node}: {reason}"))
+                self._promise(node)
+            del self.builder.nodes[mark[0]:]
+            del self.externs[mark[1]:]
+            missing.update(name for name in node.outputs if name)
             place += 1
+        cut = Cut(tuple(host), tuple(wants), tuple(left), why) if why else None
         return self._finish(cut, place)
 
     def _set(self, node: OnnxNode, results: tuple[Any, ...]) -> None:
@@ -253,6 +263,14 @@ class Walk:
             if name:
                 self.env[name] = result
                 self.roots[name] = roots
+
+    def _promise(self, node: OnnxNode) -> None:
+        """Notes what is known of the results of a node that the host does."""
+        kinds = [TensorType(one.dtype, one.shape) if isinstance(one, Known) else one.tensor
+                 for name in node.inputs if isinstance(one := self.env.get(name), (Known, Value))]
+        if not node.domain and len(kinds) == len(node.inputs):
+            found = index.sized_by_data(node, kinds)
+            self.promised.update({name: kind for name, kind in zip(node.outputs, found, strict=False) if name})
 
     def _lookup(self, name: str, node: Any) -> Any:
         if not name:
@@ -493,13 +511,13 @@ class Walk:
     def _finish(self, cut: Cut | None, place: int) -> Imported:
         wanted = list(self.outputs)
         if cut is not None:
-            wanted = _used(cut.nodes, self.outputs)
+            wanted = _used((*(node for node, _ in cut.host), *cut.nodes), self.outputs)
         gives: list[str] = []
         values: list[Value] = []
         fixed: dict[str, Any] = {}
         left: dict[str, np.ndarray] = {}
         renames: dict[str, str] = {}
-        kinds: dict[str, TensorType | Known] = {}
+        kinds: dict[str, TensorType | Known] = dict(self.promised)
         for name in wanted:
             if name in self.graph_inputs and cut is not None:
                 continue

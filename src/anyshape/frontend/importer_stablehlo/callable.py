@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.artifact.save import Deployable
+from anyshape.artifact.deployable import Deployable
 from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, InputError, Unsupported

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyshape.artifact.save import Deployable
+from anyshape.artifact.deployable import Deployable
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by

@@ -224,7 +224,8 @@ class Walk:
             self.depth -= 1
 
     def _divided(self, name: str, inputs: list[Any]) -> Any:
-        """JAX's functions for // and % of sizes, of two operands of which the second is above 0."""
+        """JAX's functions for // and % of sizes, of two operands of which the second is above 0, or a
+        number below it, by which JAX divides where it finds the size that -1 stands for."""
         found = re.fullmatch(r"(floor_divide|remainder)(_\d+)?", name)
         if found is None or len(inputs) < 2 or not all(isinstance(one, Known) and one.shape == ()
                                                        for one in inputs[-2:]):
@@ -232,10 +233,12 @@ class Walk:
         a, b = (one.items()[0] for one in inputs[-2:])
         if not all(isinstance(one, (int, Expr)) for one in (a, b)) or not any(isinstance(one, Expr) for one in (a, b)):
             return None
-        if not prove_nonnegative(self.facts, b - 1):
+        below = isinstance(b, int) and b < 0
+        if not below and not prove_nonnegative(self.facts, b - 1):
             return None
         array = np.empty((), object)
-        array[()] = floordiv(a, b) if found[1] == "floor_divide" else mod(a, b)
+        rest = a - b * floordiv(a, b) if below else mod(a, b)
+        array[()] = floordiv(a, b) if found[1] == "floor_divide" else rest
         return made(array, inputs[-1].dtype)
 
     def constant(self, array: np.ndarray, dtype: str) -> Value:

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from anyshape.artifact.save import Deployable
-from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.artifact.deployable import Deployable
+from anyshape.artifact.format.signature import InputSpec, Signature
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.diagnostics.explain_text import Explanation

@@ -15,7 +15,7 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_dynamic_update_slice
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from anyshape.frontend.importer_tensorflow.replay_rules import RULES
+from anyshape.frontend.importer_tensorflow.replay_rules import RULES, Blocks, again, cut, of_blocks
 
 PASSED_ON = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "CheckNumerics")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -26,7 +26,12 @@ def rewritten(concrete: Any) -> tuple[Callable[..., Any], list[Any]]:
     called while a `tf.function` is traced; and these tensors. What it captured is constant."""
     frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
     replay = Replay(frozen.graph)
-    return lambda *values: replay.run(frozen.graph, values), list(frozen.inputs)
+    return lambda *values: _made(replay.run(frozen.graph, values)), list(frozen.inputs)
+
+
+def _made(values: Sequence[Any]) -> list[Any]:
+    """Tensors in the place of blocks."""
+    return [one.dense() if isinstance(one, Blocks) else one for one in values]
 
 
 class Reserved:
@@ -70,8 +75,16 @@ class Replay:
         """The results of one operation."""
         if op.type in PASSED_ON:
             return inputs
+        if op.type == "SpaceToBatchND":
+            blocks = cut(op, inputs)
+            return again(op, inputs) if blocks is None else [blocks]
+        if inputs and isinstance(inputs[0], Blocks):
+            found = of_blocks(op, inputs)
+            if found is not None:
+                return [found]
         if op.type in CALLS:
             return self.run(self.body(op, "f"), inputs)
+        inputs = _made(inputs)
         if op.type in ("While", "StatelessWhile"):
             return self._while(op, inputs)
         if op.type in ("If", "StatelessIf"):
@@ -164,13 +177,3 @@ def _needed(graph: Any) -> set[Any]:
             found.add(op)
             waiting.extend(one.op for one in op.inputs)
     return found
-
-
-def again(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The operation as it is."""
-    if op.type == "Const":
-        return [tf.constant(tf.make_ndarray(op.get_attr("value")))]
-    attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
-    made = tf.compat.v1.get_default_graph().create_op(
-        op.type, list(inputs), [one.dtype for one in op.outputs], attrs=attributes)
-    return made.outputs  # type: ignore[no-any-return]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 Rule = Callable[[Any, list[Any]], Any]
@@ -28,6 +29,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def size(x: Any, dim: int) -> Any:
     """A number, or a tensor of rank 0."""
     return x.shape[dim] if x.shape[dim] is not None else tf.shape(x)[dim]
+
+
+def again(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """The operation as it is."""
+    if op.type == "Const":
+        return [tf.constant(tf.make_ndarray(op.get_attr("value")))]
+    attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+    made = tf.compat.v1.get_default_graph().create_op(
+        op.type, list(inputs), [one.dtype for one in op.outputs], attrs=attributes)
+    return made.outputs  # type: ignore[no-any-return]
 
 
 # ---- slices
@@ -172,21 +183,32 @@ def reshape(op: Any, inputs: list[Any]) -> Any:
     return [tf.reshape(x, tf.stack([known[d] if known[d] is not None else one for d, one in enumerate(sizes)]))]
 
 
+@rule("FloorMod")
+def floor_mod(op: Any, inputs: list[Any]) -> Any:
+    """By divisions, as sizes are computed: the converter would compare with 0."""
+    x, y = inputs
+    known = tf.get_static_value(y)
+    if x.dtype not in (tf.int32, tf.int64) or known is None or (known <= 0).any():
+        return None
+    above = x - y * over(x, y) + y  # from 1 to 2 y - 1
+    return [above - y * over(above, y)]
+
+
 # ---- windows
 
 
 def _spatial(op: Any) -> bool:
-    return op.get_attr("data_format").decode() == "NHWC"
+    return op.get_attr("data_format").decode() in ("NHWC", "NDHWC")
 
 
 def _open(x: Any) -> bool:
-    return x.shape.rank == 4 and None in (x.shape[1], x.shape[2])
+    return x.shape.rank in (4, 5) and None in x.shape[1:-1]
 
 
 def _padded(x: Any, kernel: Sequence[int], strides: Sequence[int], spread: Sequence[int], value: float = 0.0) -> Any:
-    """An image with the zeros that padding SAME means."""
+    """An image, or a volume, with the zeros that padding SAME means."""
     pairs = [[0, 0]]
-    for d in (1, 2):
+    for d in range(1, x.shape.rank - 1):
         n, step, reach = size(x, d), strides[d], (kernel[d - 1] - 1) * spread[d] + 1
         total = reach - 1 if step == 1 else _above((over(n + (step - 1), step) - 1) * step + reach - n)
         pairs.append([over(total, 2), total - over(total, 2)])
@@ -199,7 +221,7 @@ def padded(x: Any, pairs: Sequence[Any], value: float = 0.0) -> Any:
     return tf.reshape(tf.pad(x, pairs, constant_values=value), tf.stack(shape))
 
 
-def over(a: Any, b: int) -> Any:
+def over(a: Any, b: Any) -> Any:
     """a // b, of what is not below 0."""
     return a // b if isinstance(a, int) else tf.raw_ops.TruncateDiv(x=a, y=b)
 
@@ -225,9 +247,13 @@ def depthwise(op: Any, inputs: list[Any]) -> Any:
         return None
     if padding == "SAME":
         x = _padded(x, kernel.shape[:2], strides, spread)
+    return [tf.raw_ops.Conv2D(input=x, filter=_in_groups(kernel), strides=strides, padding="VALID", dilations=spread)]
+
+
+def _in_groups(kernel: Any) -> Any:
+    """The kernel of a depthwise convolution as one of a convolution in groups."""
     high, wide, channels, times = kernel.shape
-    kernel = tf.reshape(kernel, [high, wide, 1, channels * times])
-    return [tf.raw_ops.Conv2D(input=x, filter=kernel, strides=strides, padding="VALID", dilations=spread)]
+    return tf.reshape(kernel, [high, wide, 1, channels * times])
 
 
 @rule("Conv2DBackpropInput")
@@ -254,25 +280,132 @@ def transposed(op: Any, inputs: list[Any]) -> Any:
     return [tf.slice(x, [0, 0, 0, 0], tf.stack([*result, kernel.shape[3]]))]
 
 
-@rule("MaxPool")
+# ---- dilated windows
+
+
+class Blocks:
+    """What SpaceToBatchND gives, not made, or what convolutions make of it: each of its images has every step-th
+    element of an image, so that a convolution of it is a dilated one of that image.
+
+    image: that image (batch, ..., channels) without as many elements at the ends of each dim between as is asked for.
+    steps: of these dims. dense: makes what the operation gives.
+    """
+
+    def __init__(self, image: Callable[[list[list[Any]]], Any], steps: Sequence[int], dense: Callable[[], Any]) -> None:
+        self.image, self.steps, self.dense = image, list(steps), dense
+
+
+def cut(op: Any, inputs: list[Any]) -> Any:
+    """The result of SpaceToBatchND; None: it is not known."""
+    x, steps = inputs[0], tf.get_static_value(inputs[1])
+    if steps is None or x.shape.rank != len(steps) + 2 or x.shape[-1] is None:
+        return None
+    pairs = _pairs(inputs[2], len(steps))
+
+    def image(crops: list[list[Any]]) -> Any:
+        left = [[low - less, high - fewer] for (low, high), (less, fewer) in zip(pairs, crops, strict=True)]
+        return padded(x, [[0, 0], *left, [0, 0]])
+
+    return Blocks(image, [int(one) for one in steps], lambda: again(op, inputs)[0])
+
+
+def of_blocks(op: Any, inputs: list[Any]) -> Any:
+    """The result of an operation on blocks; None: it needs what they are."""
+    own, steps = inputs[0], inputs[0].steps
+    if op.type == "BatchToSpaceND" and steps == np.ravel(tf.get_static_value(inputs[1])).tolist():
+        return own.image(_pairs(inputs[2], len(steps)))
+
+    def dense() -> Any:
+        return again(op, [own.dense(), *inputs[1:]])[0]
+
+    if op.type in ("Conv2D", "Conv3D", "DepthwiseConv2dNative"):
+        once = all(max(op.get_attr(name)) == 1 for name in ("strides", "dilations"))
+        kernel = inputs[1]
+        if not once or op.get_attr("padding") != b"VALID" or not _spatial(op) or not kernel.shape.is_fully_defined():
+            return None
+        kernel = _in_groups(kernel) if op.type == "DepthwiseConv2dNative" else kernel
+        return Blocks(lambda crops: convolution(own.image(crops), kernel, [1] * len(steps), steps), steps, dense)
+    if op.type == "ExpandDims":
+        at = int(tf.get_static_value(inputs[1])) % (len(steps) + 3) - 1
+        if 0 <= at <= len(steps):
+            return Blocks(lambda crops: tf.expand_dims(own.image([*crops[:at], *crops[at + 1:]]), at + 1),
+                          [*steps[:at], 1, *steps[at:]], dense)
+    if op.type == "Squeeze" and len(op.get_attr("squeeze_dims")) == 1:
+        at = op.get_attr("squeeze_dims")[0] % (len(steps) + 2) - 1
+        if 0 <= at < len(steps) and steps[at] == 1:
+            return Blocks(lambda crops: tf.squeeze(own.image([*crops[:at], [0, 0], *crops[at:]]), [at + 1]),
+                          [*steps[:at], *steps[at + 1:]], dense)
+    return None
+
+
+def _pairs(pairs: Any, count: int) -> list[list[Any]]:
+    """Paddings or crops, numbers where they are known."""
+    return [_elements(pairs[d], 2) for d in range(count)]
+
+
+@rule("Conv3D")
+def conv3d(op: Any, inputs: list[Any]) -> Any:
+    """As a sum of convolutions of images."""
+    x, kernel = inputs
+    strides, spread = op.get_attr("strides"), op.get_attr("dilations")
+    if not _spatial(op) or not kernel.shape.is_fully_defined() or x.shape[4] is None:
+        return None
+    if op.get_attr("padding") == b"SAME":
+        x = _padded(x, kernel.shape[:3], strides, spread)
+    return [convolution(x, kernel, strides[1:4], spread[1:4])]
+
+
+def convolution(x: Any, kernel: Any, strides: Sequence[int], spread: Sequence[int]) -> Any:
+    """A convolution without padding of x (batch, ..., channels) by a kernel (..., channels of a group, results), of
+    images, or of volumes as the sum over the kernel's layers of convolutions of images."""
+    if x.shape.rank == 4:
+        return tf.raw_ops.Conv2D(input=x, filter=kernel, strides=[1, *strides, 1], padding="VALID",
+                                 dilations=[1, *spread, 1])
+    count, depth, high, wide = (size(x, d) for d in range(4))
+    layers = over(_above(depth - (kernel.shape[0] - 1) * spread[0] - 1 + strides[0]), strides[0])
+    total = None
+    for k in range(kernel.shape[0]):
+        if strides[0] == 1:
+            part = tf.slice(x, [0, k * spread[0], 0, 0, 0], tf.stack([count, layers, high, wide, x.shape[4]]))
+        else:
+            part = tf.gather(x, k * spread[0] + strides[0] * tf.range(layers), axis=1)
+        part = tf.reshape(part, tf.stack([count * layers, high, wide, x.shape[4]]))
+        part = convolution(part, kernel[k], strides[1:], spread[1:])
+        total = part if total is None else total + part
+    return tf.reshape(total, tf.stack([count, layers, size(total, 1), size(total, 2), kernel.shape[-1]]))
+
+
+def _misread(op: Any, x: Any) -> bool:
+    """Whether the converter would take SAME for VALID."""
+    if op.get_attr("padding") != b"SAME" or x.shape.is_fully_defined():
+        return False
+    if not _spatial(op) or x.shape.rank is None:
+        raise NotImplementedError(f"{op.type} of open sizes with padding SAME, channels first or of no known rank")
+    return True
+
+
+@rule("MaxPool", "MaxPool3D")
 def largest(op: Any, inputs: list[Any]) -> Any:
     """With padding of its own: the converter takes SAME for VALID where the sizes of an image are open."""
     x, strides, window = inputs[0], op.get_attr("strides"), op.get_attr("ksize")
-    if op.get_attr("padding") != b"SAME" or not _spatial(op) or not _open(x):
+    if not _misread(op, x):
         return None
-    x = _padded(x, window[1:3], strides, (1, 1, 1, 1), float("-inf") if x.dtype.is_floating else x.dtype.min)
-    return [tf.raw_ops.MaxPool(input=x, ksize=window, strides=strides, padding="VALID")]
+    x = _padded(x, window[1:-1], strides, [1] * 5, float("-inf") if x.dtype.is_floating else x.dtype.min)
+    pool = tf.raw_ops.MaxPool if op.type == "MaxPool" else tf.raw_ops.MaxPool3D
+    return [pool(input=x, ksize=window, strides=strides, padding="VALID")]
 
 
-@rule("AvgPool")
+@rule("AvgPool", "AvgPool3D")
 def average(op: Any, inputs: list[Any]) -> Any:
     """The sum of a window by the number of its elements that are inside of the image."""
     x, strides, window = inputs[0], op.get_attr("strides"), op.get_attr("ksize")
-    if op.get_attr("padding") != b"SAME" or not _spatial(op) or x.shape.is_fully_defined():
+    if not _misread(op, x):
         return None
-    ones = tf.ones(tf.stack([1, size(x, 1), size(x, 2), 1]), x.dtype)
-    total, count = (tf.raw_ops.AvgPool(value=_padded(one, window[1:3], strides, (1, 1, 1, 1)), ksize=window,
-                                       strides=strides, padding="VALID") for one in (x, ones))
+    ones = tf.ones(tf.stack([1, *(size(x, d) for d in range(1, x.shape.rank - 1)), 1]), x.dtype)
+    total, count = ((tf.raw_ops.AvgPool(value=one, ksize=window, strides=strides, padding="VALID")
+                     if op.type == "AvgPool" else
+                     tf.raw_ops.AvgPool3D(input=one, ksize=window, strides=strides, padding="VALID"))
+                    for one in (_padded(each, window[1:-1], strides, [1] * 5) for each in (x, ones)))
     return [total / count]
 
 

@@ -1,7 +1,7 @@
 """What `anyshape.compile_tensorflow` takes, as a SavedModel on the disk, and how its calls look.
 
 A Keras model and a `tf.function` become a function of arrays in a line, whose results have numbers for names; how
-arguments and results are nested is kept beside it (artifact/signature.py).
+arguments and results are nested is kept beside it (artifact/format/signature.py).
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anyshape.artifact.signature import Tree
+from anyshape.artifact.format.signature import Tree
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by
 from anyshape.frontend.importer_tensorflow.convert import WHERE
@@ -177,7 +177,8 @@ def misread(source: Source) -> bool:
     """Whether the converter would carry an operation wrongly: padding SAME of pooling, where sizes are open."""
     graph = _concrete_of(source).graph.as_graph_def()
     nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
-    return any(node.op in ("MaxPool", "AvgPool") and node.attr["padding"].s == b"SAME" for node in nodes)
+    return any(node.op in ("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D") and node.attr["padding"].s == b"SAME"
+               for node in nodes)
 
 
 def _concrete_of(source: Source) -> Any:

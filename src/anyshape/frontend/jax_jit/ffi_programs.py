@@ -179,7 +179,7 @@ def number_of(text: bytes, config: Any) -> int:
 def offered(program: StablehloCallable, number: int) -> FfiProgram:
     """The program as XLA may call it from now on, by its number."""
     ffi_handler.register(called)
-    return _programs.setdefault(number, FfiProgram(program, number))
+    return _programs.get(number) or _programs.setdefault(number, FfiProgram(program, number))
 
 
 def called(line: int) -> int:

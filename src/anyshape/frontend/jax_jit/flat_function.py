@@ -17,20 +17,21 @@ from typing import Any
 import numpy as np
 
 from anyshape.base.config import Config
-from anyshape.base.errors import Unsupported
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.optional_packages import needed_by
-from anyshape.frontend.importer_stablehlo.callable import StablehloCallable, to_jax
+from anyshape.frontend.importer_stablehlo.callable import CompiledPart, StablehloCallable, to_jax
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
-from anyshape.frontend.jax_jit import ffi_handler, ffi_programs
+from anyshape.frontend.jax_jit import ffi_programs
+from anyshape.frontend.jax_jit.call_primitive import ProgramCall, equally_varying
+from anyshape.frontend.jax_jit.size_questions import Question, listening
 from anyshape.frontend.jax_jit.size_search import SizeSearch
-from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, specs_of
+from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of, told_again, told_by
 from anyshape.frontend.programs.session import Compilation
 
 with needed_by("anyshape.jax.jit"):
     import jax
     from jax import export
     from jax import numpy as jnp
-    from jax.custom_batching import custom_vmap
     from jax.extend import source_info_util
 
 source_info_util.register_exclusion(__file__)  # programs' steps are told by the lines of the user's function
@@ -57,7 +58,8 @@ class SizedProgram:
         self.number = ffi_programs.number_of(exported.mlir_module_serialized, config)
         self.kept = exported.module_kept_var_idx
         self.counts = tuple(self.kept[place] for place in self.program.counts)
-        self.results: dict[Sizes, list[Any]] = {}
+        self.result_sizes = ResultSizes.of(exported)
+        self.calls: dict[Sizes, ProgramCall] = {}
 
     def refusal(self, leaves: Sequence[Any]) -> str:
         """Why it is not for these arguments; "": it is. A number that it takes for a size is at least 0."""
@@ -71,18 +73,39 @@ class SizedProgram:
         given = [_array(leaves[k], avals[k].dtype) for k in self.kept]
         return tuple(map(to_jax, self.program.tensors(given)))
 
-    def traced(self, leaves: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
-        """The results in a trace: a call of XLA."""
-        results = self.results.get(sizes)
-        if results is None:
-            specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(jax.typeof, leaves)]
-            results = list(jax.eval_shape(self.exported.call, *specs))
-            if len(self.results) < MOST_KNOWN and all(isinstance(size, int) for size in sizes):
-                self.results[sizes] = results
+    def call_at(self, leaves: Sequence[Any], sizes: Sizes, owner: FlatFunction) -> ProgramCall:
+        """The call in a trace of arguments of these sizes.
+
+        Raises:
+            ValueError: of JAX, where sizes are not those that the user gave.
+        """
+        known = self.calls.get(sizes)
+        if known is None:
+            results = self._result_types(leaves, sizes)
+            known = ProgramCall(self.number, self.kept, results, owner.run, owner.batched)
+            if len(self.calls) < MOST_KNOWN and all(isinstance(size, int) for size in sizes):
+                self.calls[sizes] = known
         ffi_programs.offered(self.program, self.number)
-        avals = self.exported.in_avals
-        given = [jnp.asarray(leaves[k], avals[k].dtype) for k in self.kept]
-        return tuple(jax.ffi.ffi_call(ffi_handler.TARGET, results)(*given, program=np.int64(self.number)))
+        return known
+
+    def _result_types(self, leaves: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
+        shapes = self.result_sizes.at(sizes) if self._holds(leaves) else None
+        if shapes is None:  # JAX finds them, or says what does not agree
+            specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in map(jax.typeof, leaves)]
+            return tuple(jax.eval_shape(self.exported.call, *specs))
+        return tuple(jax.ShapeDtypeStruct(shape, aval.dtype)
+                     for shape, aval in zip(shapes, self.exported.out_avals, strict=True))
+
+    def _holds(self, leaves: Sequence[Any]) -> bool:
+        """Whether sizes are as the module says; False as well where that is found only when it runs."""
+        part = self.program.run
+        if not isinstance(part, CompiledPart):
+            return False
+        try:
+            part.check([jax.typeof(leaves[k]) if k not in self.counts else leaves[k] for k in self.kept])
+        except InputError:
+            return False
+        return True
 
 
 def _array(leaf: Any, dtype: Any) -> Any:
@@ -96,18 +119,20 @@ class FlatFunction:
     Args:
         function: arrays -> a tuple of arrays, as JAX traces it.
         name, labels: of it and its arguments, for messages and as names of sizes.
-        specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py.
+        specs: shapes that somebody gave, with symbolic sizes; None: see symbolic_sizes.py. constraints: what they said
+            of these sizes.
         keys: which arguments are the words of keys of random numbers; how many words is a number.
     """
 
     def __init__(self, function: Flat, name: str, labels: Sequence[str], compilation: Compilation,
-                 specs: Sequence[Any] | None = None, keys: Sequence[int] = ()) -> None:
+                 specs: Sequence[Any] | None = None, keys: Sequence[int] = (), constraints: Sequence[str] = ()) -> None:
         self.function = function
         self.name = name
         self.labels = tuple(labels)
         self.compilation = compilation
         self.config = compilation.config
         self.specs = specs
+        self.constraints = tuple(constraints)
         self.keys = tuple(keys)
         self.plain = jax.jit(function)
         self.programs: list[SizedProgram] = []
@@ -120,10 +145,11 @@ class FlatFunction:
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return self.function(*leaves) if _inlining.on else self.differentiable(*leaves)
-        return self._run(*leaves)
+            return self.function(*leaves) if _inlining.on else self.differentiable(*equally_varying(leaves))
+        return self.run(*leaves)
 
-    def _run(self, *leaves: Any) -> tuple[Any, ...]:
+    def run(self, *leaves: Any) -> tuple[Any, ...]:
+        """The results of a call, alone or in a trace of `jax.jit` or `jax.vmap`."""
         avals = [jax.typeof(leaf) for leaf in leaves]
         sizes = tuple(size for aval in avals for size in aval.shape)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
@@ -135,7 +161,10 @@ class FlatFunction:
                                   do="leave strict out: the call then runs as JAX runs it")
             self.compilation.ran_eagerly(refusal)
             return self.plain(*leaves)  # type: ignore[no-any-return]
-        return program.traced(leaves, sizes) if traced else program(leaves)
+        if not traced:
+            return program(leaves)
+        return program.call_at(leaves, sizes, self)(
+            [_array(leaf, aval.dtype) for leaf, aval in zip(leaves, avals, strict=True)])
 
     # ---- programs
 
@@ -156,14 +185,21 @@ class FlatFunction:
     def _compiled(self, avals: Sequence[Any], sizes: Sizes) -> SizedProgram | None:
         """A new program; where JAX or the compiler refuses a symbolic size, with a number in its place."""
         search = self.search
-        classes = search.started(avals, sizes) if self.specs is None else SizeClasses((), {})
+        classes = search.started(avals, sizes) if self.specs is None else told_by(self.specs)
         trials = 0
         while True:
+            questions: dict[Question, None] = {}
             try:
-                exported = self._exported(classes, avals)
+                exported = self._exported(classes, avals, questions)
+                narrower = search.answered(classes, questions, sizes)
+                if narrower is not None:
+                    classes = narrower
+                    continue
                 if search.guesses:
-                    classes = search.released(classes, lambda free: self._exports(free, avals))
-                    exported = self._exported(classes, avals)
+                    classes = search.released(classes, lambda free: self._exports(free, avals, sizes))
+                    questions = {}
+                    exported = self._exported(classes, avals, questions)
+                classes = search.differing(classes, questions, sizes)
                 made = SizedProgram(classes, exported, self.compilation, self.config)
                 self.programs.append(made)
                 for reason in search.news():
@@ -173,7 +209,9 @@ class FlatFunction:
                 if not trials:
                     self._raise_own(avals)
                 trials += 1
-                narrower = search.narrowed(classes, str(error), _first_line(error)) if self.specs is None else None
+                narrower = search.answered(classes, questions, sizes)
+                if narrower is None and self.specs is None:
+                    narrower = search.narrowed(classes, str(error), _first_line(error))
                 if narrower is None:
                     self._refuse(error)
                     return None
@@ -185,16 +223,18 @@ class FlatFunction:
             jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
                                             for aval in avals))
 
-    def _exports(self, classes: SizeClasses, avals: Sequence[Any]) -> bool:
+    def _exports(self, classes: SizeClasses, avals: Sequence[Any], sizes: Sizes) -> bool:
+        questions: dict[Question, None] = {}
         try:
-            self._exported(classes, avals)
+            self._exported(classes, avals, questions)
         except Exception:  # of JAX or of the function
             return False
-        return True
+        return not any(classes.compared(a, "==", b, sizes) for a, b in questions)
 
-    def _exported(self, classes: SizeClasses, avals: Sequence[Any]) -> Any:
-        specs = self.specs if self.specs is not None else specs_of(classes, avals)
-        with _as_part():
+    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: dict[Question, None]) -> Any:
+        """The function as JAX exports it. questions: takes what it asks of sizes."""
+        specs = specs_of(classes, avals) if self.specs is None else told_again(self.specs, classes, self.constraints)
+        with _as_part(), listening(questions):
             exported = export.export(jax.jit(self.function), platforms=("cpu",))(*specs)
         self.compilation.tracing = (self.name, "other sizes were equal" if self.programs else "", "jax")
         return exported
@@ -210,18 +250,9 @@ class FlatFunction:
     # ---- transforms
 
     def _with_rules(self) -> Callable[..., tuple[Any, ...]]:
-        @custom_vmap
-        def batchable(*leaves: Any) -> tuple[Any, ...]:
-            return self._run(*leaves)
-
-        @batchable.def_vmap
-        def batched(_size: int, which: Sequence[Any], *leaves: Any) -> Any:
-            results = self._batched(tuple(which), leaves)
-            return results, tuple(True for _ in results)
-
         @jax.custom_vjp
         def differentiable(*leaves: Any) -> tuple[Any, ...]:
-            return batchable(*leaves)  # type: ignore[no-any-return]
+            return self.run(*leaves)
 
         def forward(*leaves: Any) -> Any:
             return self(*leaves), leaves
@@ -232,7 +263,8 @@ class FlatFunction:
         differentiable.defvjp(forward, backward)
         return differentiable  # type: ignore[no-any-return]
 
-    def _batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
+    def batched(self, which: tuple[bool, ...], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The results over one dim more, which is the first of the arguments that have it, and of all results."""
         axes = tuple(0 if one else None for one in which)
         return self._derived(("vmap", axes), lambda: FlatFunction(
             jax.vmap(self.function, axes), f"vmap of {self.name}", self.labels, self.compilation,

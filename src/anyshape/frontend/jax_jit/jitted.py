@@ -137,7 +137,8 @@ class JitFunction:
             known = self.flat.get(key)
             if known is None:
                 specs = self._specs(given, leaves)
-                flat = FlatFunction(function, self.name, self._labels(given), self.compilation, specs, tuple(keys))
+                flat = FlatFunction(function, self.name, self._labels(given), self.compilation, specs, tuple(keys),
+                                    self.constraints)
                 known = kind = self.flat[key] = _Kind(flat, tuple(keys))
             return known
 

@@ -8,11 +8,13 @@ named, are tried again as soon as the rest is found; and so are all once a call 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anyshape.frontend.jax_jit.symbolic_sizes import SizeClasses, Sizes, classes_of, names_of, refused
+from anyshape.base.errors import Unsupported
+from anyshape.frontend.jax_jit.size_questions import Question
+from anyshape.frontend.jax_jit.symbolic_sizes import Fact, SizeClasses, Sizes, classes_of, names_in, names_of, refused
 
 MOST_FROZEN = 6  # sizes that are made numbers one by one; then all of trees are, then all
 MOST_FACTS = 16  # comparisons of sizes that JAX is told
@@ -33,6 +35,7 @@ class SizeSearch:
         self.nested: set[int] = set()  # places of arrays within trees
         self.trials = 0
         self.guesses: list[tuple[int, ...]] = []
+        self.asked: set[tuple[int, ...]] = set()  # those of `frozen` that the function asked of
 
     def started(self, avals: Sequence[Any], sizes: Sizes) -> SizeClasses:
         """What a program for these sizes, which no other fits, may take for granted at first."""
@@ -54,7 +57,7 @@ class SizeSearch:
         self.trials, self.guesses = 0, []
         return self._classes(())
 
-    def _classes(self, facts: Sequence[tuple[str, str]]) -> SizeClasses:
+    def _classes(self, facts: Sequence[Fact]) -> SizeClasses:
         found = classes_of(self.calls, self.names, self.words.union(*self.frozen))
         return replace(found, facts=tuple(fact for fact in facts if found.knows(fact)))
 
@@ -78,18 +81,61 @@ class SizeSearch:
                     self.guesses.append(places)
         return self._classes(classes.facts)
 
+    def answered(self, classes: SizeClasses, questions: Iterable[Question], sizes: Sizes) -> SizeClasses | None:
+        """With what JAX denied in the trace and is so at these sizes: a number in place of a size, or a fact. None:
+        there is nothing; a program of this trace is right at these sizes."""
+        facts, found = list(classes.facts), False
+        for a, b in questions:
+            fact = a, "==", b
+            if not classes.compared(*fact, sizes):
+                continue
+            known = fact in facts
+            facts.append(fact)
+            names = names_in(fact)
+            number = a.isidentifier() and not names_in((b, "==", b))
+            groups = [(name, places) for name, places in classes.groups if name in names]
+            if groups and (number or known or len(facts) > MOST_FACTS):  # a fact that did not help, or too many
+                facts = [one for one in facts if not names & names_in(one)]
+                for name, places in groups:
+                    places = tuple(place for place in places if place in self.nested) or places
+                    self.asked.add(places)
+                    self.frozen[places] = (f"the size {name} is the number {sizes[places[0]]}: the function asks "
+                                           f"whether {a} is {b}")
+            elif known:
+                raise Unsupported(f"whether {a} is {b} is not known", where="anyshape.jax.jit",
+                                  why="the function asks it, and JAX does not see it from what it was told",
+                                  do="leave shapes= out")
+            found = True
+        if not found:
+            return None
+        return self._classes(facts) if classes.groups else replace(classes, facts=tuple(facts))
+
+    def differing(self, classes: SizeClasses, questions: Iterable[Question], sizes: Sizes) -> SizeClasses:
+        """With what JAX denied, and is not so: the program is for such sizes."""
+        facts = [(a, "!=", b) for a, b in questions if classes.compared(a, "!=", b, sizes)]
+        return replace(classes, facts=tuple(dict.fromkeys((*classes.facts, *facts))))
+
     def released(self, classes: SizeClasses, works: Callable[[SizeClasses], bool]) -> SizeClasses:
-        """The same with those guesses symbolic again with which the export works as well. The last one is none: the
-        export worked after it."""
-        for places in self.guesses[:-1]:
-            reason = self.frozen.pop(places)
+        """The same with those guesses symbolic again with which the export works as well. If the export worked right
+        after the last one, that is none."""
+        frozen = list(self.frozen)
+        for places in self.guesses if self.guesses[-1] != frozen[-1] else self.guesses[:-1]:
+            before = dict(self.frozen)  # in order: see started
+            later = frozen[frozen.index(places):]  # what was asked later of dims of its size may be so because of it
+            for one in [places, *(one for one in later if one in self.asked and self._alike(one, places))]:
+                self.frozen.pop(one, None)
             free = self._classes(classes.facts)
             if works(free):
                 classes = free
             else:
-                self.frozen[places] = reason
+                self.frozen = before
         self.guesses = []
         return classes
+
+    def _alike(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether some of these dims were of one size in all calls."""
+        histories = [{tuple(call[place] for call in self.calls) for place in places} for places in (some, others)]
+        return bool(histories[0] & histories[1])
 
     def news(self) -> list[str]:
         """Why sizes are numbers, where that has not been told yet."""

@@ -4,16 +4,19 @@
 
 Every dim is symbolic. JAX has to know which ones are equal, so dims of one size in the first call are taken as one,
 and a dim of 0 or 1, which broadcasts, as that number. A call that this does not fit has another program made, which
-tells those dims apart that differed in any call so far. Where JAX has to know how two sizes compare, the program is for
-calls in which they compare as in the first one. A dim that JAX refuses to leave open is a number, with a reason.
+tells those dims apart that differed in any call so far. Where JAX has to know how two sizes compare, or the function
+asks it (size_questions.py), the program is for calls in which they compare as in the first one. A dim that JAX refuses
+to leave open is a number, with a reason.
 """
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anyshape.base.errors import ParseError
 from anyshape.base.optional_packages import needed_by
 from anyshape.sym.expr import Size, evaluate, symbols_of
 from anyshape.sym.parse import parse
@@ -23,58 +26,107 @@ with needed_by("anyshape.jax.jit"):
     from jax import export
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
-CHOICE = re.compile(r"\b(?:max|min)\(([^(),]+), ([^(),]+)\)")  # of two sizes
+REMAINDER = re.compile(r"The remainder (mod\(.+\)) should be 0")
+CHOICE = re.compile(r"\b(?:max|min)\(")  # of two sizes
 
+SIGNS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+Fact = tuple[str, str, str]  # a size, >= or == or !=, a size: as JAX writes them
 Sizes = tuple[Any, ...]  # of all dims of all arguments in a line: numbers, and symbolic sizes of JAX
 
 
 @dataclass(frozen=True, slots=True)
 class SizeClasses:
     """What a program takes for granted. groups: places of dims that are one size, at least 1, each with its name.
-    fixed: place -> size of the others. facts: pairs of sizes, as JAX writes them, of which the first is at least the
-    second."""
+    fixed: place -> size of the others. facts: how sizes compare. told: names that the user gave, each with a place that
+    has its size; arguments that do not fit the others are refused when the program is called."""
 
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     fixed: Mapping[int, Any]
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: tuple[Fact, ...] = ()
+    told: tuple[tuple[str, int], ...] = ()
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether arguments of these sizes are such."""
         return all(_same(sizes[place], size) for place, size in self.fixed.items()) and all(
             all(_same(sizes[place], sizes[places[0]]) for place in places[1:])
             and not (isinstance(sizes[places[0]], int) and sizes[places[0]] < 1) for _, places in self.groups
-        ) and all(self.compared(a, b, sizes) for a, b in self.facts)
+        ) and all(self.compared(*fact, sizes) for fact in self.facts)
 
-    def compared(self, a: str, b: str, sizes: Sizes) -> bool | None:
-        """Whether a >= b at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
-        known = {name: sizes[places[0]] for name, places in self.groups}
+    def compared(self, a: str, sign: str, b: str, sizes: Sizes) -> bool | None:
+        """Whether a fact holds at some sizes; None: JAX cannot tell, because some of them are symbolic in turn."""
+        known = {name: sizes[places[0]] for name, places in self.groups} | {
+            name: sizes[place] for name, place in self.told}
         try:
-            return bool(evaluate(_read(a), known) >= evaluate(_read(b), known))
+            return bool(SIGNS[sign](evaluate(_read(a), known), evaluate(_read(b), known)))
         except Exception:  # of JAX's comparison, or the text is no size
             return None
 
-    def comparison(self, said: str, sizes: Sizes) -> tuple[str, str] | None:
+    def comparison(self, said: str, sizes: Sizes) -> Fact | None:
         """The fact that JAX says it has to know, or that would tell which of two sizes a maximum or minimum is in what
         it says, as it is at some sizes; None: there is none, or JAX knew."""
+        remainder = REMAINDER.search(said)
+        if remainder is not None:
+            fact = remainder[1], "==", "0"
+            return fact if fact not in self.facts and self.compared(*fact, sizes) else None
         found = COMPARISON.search(said)
-        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in CHOICE.findall(said)]:
+        for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in _choices(said)]:
             if sign in ("<", "<="):
                 a, b = b, a
             if sign in ("<", ">"):
                 b = f"{b} + 1"
-            truth = self.compared(a, b, sizes)
-            if found is None and truth is False and self.compared(b, a, sizes):
-                fact = b, a
+            truth = self.compared(a, ">=", b, sizes)
+            if found is None and truth is False and self.compared(b, ">=", a, sizes):
+                fact = b, ">=", a
             else:
-                fact = (a, b) if truth else (b, f"{a} + 1")
+                fact = (a, ">=", b) if truth else (b, ">=", f"{a} + 1")
             if truth is not None and fact not in self.facts:
                 return fact
         return None
 
-    def knows(self, fact: tuple[str, str]) -> bool:
+    def knows(self, fact: Fact) -> bool:
         """Whether all names in a fact are of sizes that are symbolic."""
-        names = {name for name, _ in self.groups}
-        return all(symbols_of(_read(size)) <= names for size in fact)
+        return names_in(fact) <= {name for name, _ in self.groups}
+
+    def scope(self, constraints: Sequence[str] = ()) -> Any:
+        """Of JAX's symbols: what it is told of them."""
+        return export.SymbolicScope([*constraints, *(" ".join(fact) for fact in self.facts if fact[1] != "!=")])
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSizes:
+    """The sizes of an exported function's results, of those of its arguments.
+
+    given: of all arguments' dims in a line. results: of each result; None where JAX writes what we do not read, or a
+    size is not a dim of some argument.
+    """
+
+    given: tuple[Size, ...]
+    results: tuple[tuple[Size, ...], ...] | None
+
+    @classmethod
+    def of(cls, exported: Any) -> ResultSizes:
+        """Those of a function that JAX exported."""
+        try:
+            given = tuple(_size(size) for aval in exported.in_avals for size in aval.shape)
+            results = tuple(tuple(map(_size, aval.shape)) for aval in exported.out_avals)
+        except ParseError:
+            return cls((), None)
+        known = {str(size) for size in given}
+        open_ = all(symbols_of(size) <= known for sizes in (given, *results) for size in sizes)
+        return cls(given, results if open_ else None)
+
+    def at(self, sizes: Sizes) -> list[tuple[int, ...]] | None:
+        """The results' shapes for arguments of these sizes; None: it cannot be said, or such are not taken."""
+        if self.results is None or not all(isinstance(size, int) for size in sizes):
+            return None
+        known = {str(name): size for name, size in zip(self.given, sizes, strict=True)}
+        if any(evaluate(size, known) != have for size, have in zip(self.given, sizes, strict=True)):
+            return None
+        return [tuple(evaluate(size, known) for size in shape) for shape in self.results]
+
+
+def _size(size: Any) -> Size:
+    return size if isinstance(size, int) else _read(str(size))
 
 
 def _read(text: str) -> Size:
@@ -84,6 +136,27 @@ def _read(text: str) -> Size:
         ParseError: it is none.
     """
     return parse(text.replace("^", "**"))
+
+
+def _choices(said: str) -> Iterator[tuple[str, str]]:
+    """The two sizes of which each maximum or minimum in a text is one."""
+    for found in CHOICE.finditer(said):
+        parts, depth = [""], 1
+        for letter in said[found.end():]:
+            depth += (letter == "(") - (letter == ")")
+            if not depth:
+                break
+            if letter == "," and depth == 1:
+                parts.append("")
+            else:
+                parts[-1] += letter
+        if len(parts) == 2 and not depth:
+            yield parts[0].strip(), parts[1].strip()
+
+
+def names_in(fact: Fact) -> frozenset[str]:
+    """The sizes that a fact is about."""
+    return frozenset(symbols_of(_read(fact[0])) | symbols_of(_read(fact[2])))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -118,7 +191,7 @@ def names_of(labels: Sequence[str], ranks: Sequence[int]) -> list[str]:
 
 def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """The arguments with symbolic sizes, to be exported."""
-    scope = export.SymbolicScope([f"{a} >= {b}" for a, b in classes.facts])
+    scope = classes.scope()
     sizes: dict[int, Any] = dict(classes.fixed)
     if classes.groups:
         symbols = export.symbolic_shape(", ".join(name for name, _ in classes.groups), scope=scope)
@@ -130,6 +203,21 @@ def specs_of(classes: SizeClasses, avals: Sequence[Any]) -> list[jax.ShapeDtypeS
         at += len(shape)
         found.append(jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type))
     return found
+
+
+def told_by(specs: Sequence[Any]) -> SizeClasses:
+    """What is taken for granted of shapes that the user gave."""
+    sizes = [size for spec in specs for size in spec.shape]
+    return SizeClasses((), {}, (), tuple({str(size): place for place, size in enumerate(sizes)
+                                          if str(size).isidentifier()}.items()))
+
+
+def told_again(specs: Sequence[Any], classes: SizeClasses, constraints: Sequence[str]) -> list[jax.ShapeDtypeStruct]:
+    """The shapes that the user gave, of new symbols, of which JAX is told the facts as well: of the same ones it keeps
+    traces, in which a function asks nothing."""
+    scope = classes.scope(constraints)
+    return [jax.ShapeDtypeStruct(export.symbolic_shape(", ".join(map(str, spec.shape)), scope=scope), spec.dtype,
+                                 weak_type=spec.weak_type) for spec in specs]
 
 
 def refused(classes: SizeClasses, said: str) -> tuple[str, tuple[int, ...]] | None:

@@ -104,6 +104,19 @@ def non_max_suppression(node: OnnxNode, boxes: torch.Tensor, scores: torch.Tenso
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
 
 
+# ---- results that are no tensors
+
+
+@hosts("ai.onnx.ml:ZipMap")
+def zip_map(node: OnnxNode, x: torch.Tensor) -> Any:
+    """Scores of classes by their labels, one dict for each sample. x: [samples, classes], or [classes]."""
+    named = node.attributes.get("classlabels_int64s") or node.attributes.get("classlabels_strings") or ()
+    rows = x.reshape(1, -1) if x.dim() < 2 else x
+    if rows.shape[1] != len(named):
+        raise ValueError(f"there are {rows.shape[1]} scores for {len(named)} labels")
+    return ([dict(zip(named, row, strict=True)) for row in rows.tolist()],)
+
+
 # ---- dtypes that torch lacks
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from anyshape.frontend.importer_onnx.walk import Imported, clean
+from anyshape.frontend.importer_onnx.model import clean
+from anyshape.frontend.importer_onnx.walk import Imported
 from anyshape.frontend.symbols.known import Comparison, Known
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, symbol, symbols_of

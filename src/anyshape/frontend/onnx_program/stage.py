@@ -19,8 +19,9 @@ import torch
 from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
+from anyshape.frontend import importer_onnx_ml
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
     Condition,
@@ -30,7 +31,7 @@ from anyshape.frontend.importer_onnx.table import (
     NeedsSize,
     Opaque,
 )
-from anyshape.frontend.importer_onnx.walk import Cut, Entry, Imported, clean, imported, symbols
+from anyshape.frontend.importer_onnx.walk import Cut, Entry, Imported, imported, symbols
 from anyshape.frontend.onnx_program import host
 from anyshape.frontend.onnx_program.known_types import Kinds, captured_types, carried
 from anyshape.frontend.programs.compile_program import NativeProgram
@@ -42,6 +43,8 @@ from anyshape.sym.expr import Size, evaluate, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
+TABLES = (importer_onnx_ml,)  # importing it fills the table of translations
+
 MOST_ELEMENTS = 64  # of a tensor whose elements are symbols
 MOST_VARIANTS = 256
 Values = dict[str, Any]
@@ -49,14 +52,15 @@ Values = dict[str, Any]
 
 @dataclass(slots=True)
 class Variant:
-    """A stage compiled for one kind of inputs. program: None where it computes nothing. symbols: what each entry binds:
-    (name, dim or place, symbol)."""
+    """A stage compiled for one kind of inputs. program: None where it computes nothing. binds: what each entry binds:
+    (name, dim or place, symbol). kinds: types of inputs."""
 
     made: Imported
     program: Any
     binds: tuple[tuple[str, int, Size], ...]
     sizes: tuple[tuple[str, int], ...]
     fixed: Values
+    kinds: Mapping[str, TensorType]
     rest: Stage | None = None
 
 
@@ -122,8 +126,11 @@ class Stage:
         for name in self.takes:
             found.setdefault(name, values[name])
         if cut.host:
-            kinds = self._carried(variant)
-            found.update(host.run(cut.nodes[0], found, host.Bodies(self.shared, self._body, kinds), cut.why))
+            bodies = host.Bodies(self.shared, self._body, self._carried(variant))
+            for node, why in cut.host:
+                found.update(host.run(node, found, bodies, why))
+        if not cut.nodes:
+            return {name: found[name] for name in self.outputs}, None
         if variant.rest is None:
             with self.shared.lock:
                 if variant.rest is None:
@@ -134,18 +141,19 @@ class Stage:
         """What is known of values behind a variant of this stage."""
         bound = frozenset(one for _, _, size in variant.binds if not isinstance(size, int)
                           for one in symbols_of(size) if size == symbol(one))
-        return carried(variant.made, self.kinds, bound)
+        return carried(variant.made, {**self.kinds, **variant.kinds}, bound)
 
     def _rest(self, variant: Variant, cut: Cut, found: Sequence[str]) -> Stage:
         """The stage behind a variant, which takes over what is known there."""
         made = variant.made
         rest = Stage(self.shared, [name for name in found if name not in made.left],
-                     cut.nodes[1:] if cut.host else cut.nodes, self.outputs, {**self.constants, **made.left},
-                     self._carried(variant))
+                     cut.nodes, self.outputs, {**self.constants, **made.left}, self._carried(variant))
         rest.equal = dict(made.equalities)
         rest.sizes, rest.numbers = list(self.sizes), list(self.numbers)
-        if cut.wants is not None and not cut.host:
-            (rest.numbers if isinstance(cut.wants, NeedsNumber) else rest.sizes).append(cut.wants.name)
+        for need in cut.wants:
+            names = rest.numbers if isinstance(need, NeedsNumber) else rest.sizes
+            if need.name not in names:
+                names.append(need.name)
         return rest
 
     def _body(self, graph: OnnxGraph, kinds: Kinds) -> Stage:
@@ -210,7 +218,12 @@ class Stage:
             return self._call(values)
         ones = self._differing(base, values)
         if not ones or ones in self.ones.get(key, ()):
-            raise tried
+            names = sorted(self._of_formulas_of_one(base, values) - set(self.fixed))
+            if not names:
+                raise tried
+            with self.shared.lock:
+                self.fixed += [name for name in names if name not in self.fixed]
+            return self._call(values)
         variant, key = self._variant(key, ones, values)
         outputs = self._execute(variant, values)
         self.ones.setdefault(key, []).append(ones)
@@ -234,6 +247,18 @@ class Stage:
                 continue
         return frozenset(found)
 
+    def _of_formulas_of_one(self, variant: Variant, values: Values) -> set[str]:
+        """Symbols of formulas that are 1 in this call, where the variant takes them to be equal to others that are not:
+        a program for their numbers knows the 1."""
+        found: set[str] = set()
+        for name, size in variant.made.equalities:
+            names = symbols_of(size) if not isinstance(size, int) else frozenset()
+            if names and {name, *names} <= self.places.keys():
+                numbers = {one: self._read(one, values) for one in names}
+                if evaluate(size, numbers) == 1 != self._read(name, values):
+                    found |= names
+        return found
+
     def _execute(self, variant: Variant, values: Values) -> list[Any]:
         if variant.program is None:
             return []
@@ -252,7 +277,7 @@ class Stage:
         if found is not None:
             return found, key
         with self.shared.lock:
-            for _ in range(64):
+            for _ in range(64 + len(self.takes)):
                 found = self.variants.get((key, ones))
                 if found is not None:
                     return found, key
@@ -337,7 +362,8 @@ class Stage:
         if made.cut is not None:
             shared.compilation.cut(label, made.cut.why)
         return Variant(made, program, tuple(binds), tuple(sizes),
-                       {**made.fixed, **{name: _tensor(array) for name, array in made.left.items()}})
+                       {**made.fixed, **{name: _tensor(array) for name, array in made.left.items()}},
+                       {entry.name: entry.kind for entry in entries if isinstance(entry.kind, TensorType)})
 
     def _program(self, made: Imported, places: Mapping[str, str]) -> Any:
         compilation = self.shared.compilation

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.artifact.save import Deployable
-from anyshape.artifact.signature import InputSpec, Signature
+from anyshape.artifact.deployable import Deployable
+from anyshape.artifact.format.signature import InputSpec, Signature
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
@@ -35,7 +35,7 @@ def deployable_program(program: NativeProgram, compilation: Compilation, takes: 
                           0 if outputs == 1 else ["tuple", list(range(outputs))], compilation.names_of(program.name))
     graph = program.compiled.history.captured
     assert graph is not None
-    return Deployable(graph, program.compiled, weights, signature)
+    return Deployable(graph, program.compiled, compilation.config, weights, signature)
 
 
 def array_of(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:

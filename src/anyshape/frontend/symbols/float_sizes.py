@@ -15,6 +15,8 @@ from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.torch_compat.formulas import functions as ops
 
+_ROUNDED = ops.CeilToInt, ops.FloorToInt, ops.TruncToInt, ops.RoundToInt  # whole, whatever is inside
+
 
 class SizeReader(Protocol):
     """What reads the sizes of a trace (frontend/symbols/symint.py)."""
@@ -58,9 +60,25 @@ def ratio_of(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
                 return None
             result = result[0] * ratio[0], result[1] * ratio[1]
         return result
-    if value.is_integer and not value.atoms(sympy.Float):
+    if value.is_integer and not value.xreplace(dict.fromkeys(value.atoms(*_ROUNDED), sympy.Integer(1))).atoms(
+            sympy.Float):
         return value, sympy.Integer(1)
+    if isinstance(value, sympy.Add):
+        return _sum(value)
     return None
+
+
+def _sum(value: sympy.Add) -> tuple[sympy.Basic, sympy.Basic] | None:
+    """The ratio of a sum of one quotient and whole numbers. Rounded to float64 it is on the same side of every whole
+    number as the exact one, for a quotient that is none is 1/b from it at least (below 2**51)."""
+    parts = [ratio_of(part) for part in value.args]
+    bottom = sympy.Integer(1)
+    for part in parts:
+        if part is None or (part[1] != 1 and bottom != 1):
+            return None
+        bottom = bottom if part[1] == 1 else part[1]
+    return sum((part[0] if part[1] != 1 else part[0] * bottom for part in parts if part is not None),
+               start=sympy.Integer(0)), bottom
 
 
 def from_float(sizes: SizeReader, value: sympy.Basic) -> Size:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from anyshape.backend.targets import target_of
-from anyshape.base.errors import AnyShapeError, ConfigError, LimitError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, LimitError, Unsupported
 from anyshape.base.version import __version__
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
@@ -58,8 +58,8 @@ from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said, told_once
 from anyshape.runtime.collectives.lost_rank import meet_peers
 from anyshape.runtime.collectives.parts import Numbers, cut
-from anyshape.runtime.collectives.process_group import ProcessMesh, abandon, gathered, process_mesh, start, wait
-from anyshape.runtime.collectives.released import release, restore
+from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh, sending, start, wait
+from anyshape.runtime.collectives.released import is_released, release, restore
 from anyshape.runtime.collectives.ring_attention import ring
 from anyshape.sym.expr import evaluate, symbol
 from anyshape.torch_compat.tree import tree_map_only
@@ -166,6 +166,7 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     Raises:
         ConfigError: torch.distributed has no processes.
         RankError: ranks differ in model, optimiser or versions.
+        InputError: another step has dealt out the model's weights.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError(f"strategy is {given!r}, and there are no other processes", where="strategy",
@@ -177,6 +178,13 @@ def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     agree(every, {"versions": f"anyshape {__version__}, python {platform.python_version()}, torch {torch.__version__}",
                   "the model": f"{type(model).__qualname__} {weights}",
                   "the optimiser": f"{type(optimizer).__qualname__} {groups}"})
+    in_parts = [name for name, one in model.named_parameters() if is_released(one)]
+    if any(said(every, ", ".join(in_parts[:4]))):
+        raise told_once(every.rank, InputError(
+            "the model's weights are dealt out by another step", where=", ".join(in_parts[:4]) or "other ranks",
+            why="of tensors that are dealt out nobody has the whole, and they read as NaN",
+            do="make this step of a copy of the model, taken inside of `with step.whole():` of the other one, or make "
+               "the model anew and load a checkpoint"))
     with torch.no_grad():
         for one in [*model.parameters(), *model.buffers()]:
             dist.broadcast(one.data, 0, group=every.control)
@@ -219,9 +227,15 @@ def distribution_of(given: object, model: torch.nn.Module, names: Callable[[], l
 
 
 def as_batch(given: Any) -> Any:
-    """The arguments of a step with tensors that are dense and begin their storage, so that all ranks trace alike."""
-    return tree_map_only(Tensor, lambda one: one if one.is_contiguous() and one.storage_offset() == 0 else
-                         one.clone(memory_format=torch.contiguous_format), given)
+    """The arguments of a step with tensors that are dense, begin their storage and are no views, so that all ranks
+    trace alike, and none once more where another batch is a view."""
+
+    def alike(one: Tensor) -> Tensor:
+        dense = one.is_contiguous() and one.storage_offset() == 0
+        one = one if dense else one.clone(memory_format=torch.contiguous_format)
+        return one if one.requires_grad else one.detach()
+
+    return tree_map_only(Tensor, alike, given)
 
 
 def roles_of(gm: GraphModule, graph: Graph, static: Sequence[int], names: Sequence[str]) -> Roles:
@@ -350,11 +364,8 @@ class DistributedProgram:
             if refused is not None:
                 raise refused
         inputs.clear()
-        try:
+        with sending(self.distribution.mesh):
             return self.executable(given)
-        except BaseException:
-            abandon()
-            raise
 
     def refusal(self, inputs: Sequence[Any]) -> LimitError | None:
         """Why the limit of a rank refuses a call; all ranks ask together."""

@@ -34,7 +34,7 @@ from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.agreement import exchanged, refusal
 from anyshape.runtime.collectives.pipeline import Batch, PipelineRank, Program
 from anyshape.runtime.collectives.point_to_point import ProcessTransport
-from anyshape.runtime.collectives.process_group import abandon
+from anyshape.runtime.collectives.process_group import sending
 from anyshape.sym.expr import Expr, evaluate, symbols_of
 from anyshape.torch_compat.versions import api
 
@@ -143,12 +143,12 @@ class PipelinedProgram:
         inputs.clear()
         batch = Batch(sizes, [self._rows(given, number) for number in range(self.micro)], self._shared(given))
         try:
-            for _ in self.rank.run(batch):
-                pass
-            self.transport.settle()
-        except BaseException:
-            abandon()
-            raise
+            with sending(every.distribution.mesh):
+                for _ in self.rank.run(batch):
+                    pass
+                self.transport.settle()
+        finally:
+            self.transport.sent.clear()  # of a step that has failed
         return [evaluate(one, sizes[0]) if isinstance(one, Expr) else one for one in self.rank.results()]
 
     def _shared(self, given: Sequence[Any]) -> dict[str, Tensor]:

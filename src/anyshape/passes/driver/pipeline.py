@@ -12,7 +12,6 @@ from anyshape.ir.ir_dumps import Edited, Edits
 from anyshape.ir.pass_manager import History, PassManager
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
-from anyshape.passes.cast_into_gemm import cast_into_gemm
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination
@@ -21,8 +20,10 @@ from anyshape.passes.conv_epilogue import conv_epilogue
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.driver.graph_override import put_back
-from anyshape.passes.gemm_accumulate import gemm_accumulate
-from anyshape.passes.gemm_chain_split import gemm_chain_split
+from anyshape.passes.gemm.cast_into_gemm import cast_into_gemm
+from anyshape.passes.gemm.gemm_accumulate import gemm_accumulate
+from anyshape.passes.gemm.gemm_chain_split import gemm_chain_split
+from anyshape.passes.gemm.prepacked_gemm import prepacked_gemm
 from anyshape.passes.routing.dispatch_fusion import dispatch_fusion
 from anyshape.passes.scatter_accumulate import scatter_accumulate
 from anyshape.passes.simplify import simplify
@@ -31,10 +32,11 @@ from anyshape.passes.views import views
 Pass = Callable[[Graph, Config], Graph]
 
 # constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; onto, pieces,
-# products, addends and strips count readers, so equal equations are one before; dce sweeps
+# products, addends and strips count readers, so equal equations are one before; panels are read by products in the form
+# that they have at last; dce sweeps
 ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
                           causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
-                          conv_epilogue, dispatch_fusion, dce)
+                          conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), calls past torch's

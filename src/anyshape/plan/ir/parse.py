@@ -44,11 +44,12 @@ from anyshape.sym.facts import Facts
 HOMES: dict[str, Callable[..., Home]] = {
     kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
 INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
-_FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
+_FIELD = re.compile(r"[^ \n#{]+(?: [^ \n#{]+)*")
 _BYTES = re.compile(r"(.+?) bytes\b")
 _LIFE = re.compile(r"[ \t]*([^\n]+?) bytes[ \t]+steps[ \t]+(-?\d{1,19})-(-?\d{1,19})(?!\d)")
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
 _ALONE = re.compile(rf"[ \t]*({NAME.pattern})(?=[ \t]*(?:[,;|){{\n#]|->))")  # a name without offset or type
+_NOTHING = re.compile(r"[ \t]*(?=\n[ \t]*[^\s{#])")  # the end of a line, and a next one that does not belong to it
 _CONDITION = re.compile(r"([^\n]+?) >= 0")
 
 
@@ -390,6 +391,9 @@ class _Reader(Scanner):
 
     def attributes(self, cls: type[Any]) -> dict[str, Any]:
         """What stands in braces, at the end of a line or below it."""
+        if (match := _NOTHING.match(self.text, self.at)) is not None:
+            self.at = match.end()
+            return {}
         self.end_of_line()
         start = self.at
         self.skip_blank()
@@ -491,7 +495,7 @@ class _Reader(Scanner):
     def text_of(self, pattern: re.Pattern[str], what: str) -> str:
         """What `pattern` says, or a text in quotes."""
         self.skip_space()
-        if self.peek(STRING):
+        if self.on('"') and self.peek(STRING):
             text = self.attribute()
             assert isinstance(text, str)
             return text

@@ -133,21 +133,33 @@ def size_function(plan: Plan, encoder: Encoder) -> SizeFunction:
         formulas.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
     symbols = tuple(sorted(formulas.symbols | _symbols_of_windows(plan)))
-    shape = _function(plan, symbols, formulas.lines, f"({', '.join(parts)})", names)
+    shape = GeneratedFunction(plan.name, symbols, formulas.lines, f"({', '.join(parts)})", names)
     return SizeFunction(symbols, slots, placed, shape, WindowTypes(plan, slots, symbols))
 
 
-def _function(plan: Plan, symbols: Sequence[str], lines: Sequence[str], result: str,
-              names: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
-    """The function of the symbols' values that these lines are."""
-    text = "\n".join([f"def shape({', '.join(map(name_of, symbols))}):", *lines, f"    return {result}"])
-    space: dict[str, Any] = {**FUNCTIONS, **names}
-    exec(compile(text, f"<sizes of {plan.name}>", "exec"), space)
-    return space["shape"]  # type: ignore[no-any-return]
+class GeneratedFunction:
+    """The function of the symbols' values that these lines are, compiled at the first call: a program that is only
+    loaded does without."""
+
+    def __init__(self, name: str, symbols: Sequence[str], lines: Sequence[str], result: str,
+                 names: Mapping[str, Any]) -> None:
+        self.name, self.symbols, self.lines, self.result, self.names = name, symbols, lines, result, names
+
+    def __call__(self, *numbers: int) -> tuple[Any, ...]:
+        return self.function(*numbers)
+
+    @cached_property
+    def function(self) -> Callable[..., tuple[Any, ...]]:
+        """It, compiled."""
+        text = "\n".join([f"def shape({', '.join(map(name_of, self.symbols))}):", *self.lines,
+                          f"    return {self.result}"])
+        space: dict[str, Any] = {**FUNCTIONS, **self.names}
+        exec(compile(text, f"<sizes of {self.name}>", "exec"), space)
+        return space["shape"]  # type: ignore[no-any-return]
 
 
 class WindowTypes:
-    """See `SizeFunction.windows`. Generated when a call first needs it: most plans have no step that PyTorch does."""
+    """See `SizeFunction.windows`. Printed when a call first needs it: most plans have no step that PyTorch does."""
 
     def __init__(self, plan: Plan, slots: Mapping[str, int], symbols: Sequence[str]) -> None:
         self.plan, self.slots, self.symbols = plan, slots, symbols
@@ -160,7 +172,7 @@ class WindowTypes:
         """The generated function."""
         seen = PlanFormulas(self.plan, self.slots)
         result = "(" + "".join(seen.windows(step) + ", " for step in self.plan.steps) + ")"
-        return _function(self.plan, self.symbols, seen.lines, result, {})
+        return GeneratedFunction(self.plan.name, self.symbols, seen.lines, result, {}).function
 
 
 def _symbols_of_windows(plan: Plan) -> set[str]:

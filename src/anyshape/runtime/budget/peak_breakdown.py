@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from anyshape.plan.ir.liveness import first_writes, live_bytes
 from anyshape.plan.ir.program import Buffer, Plan
-from anyshape.sym.python_codegen import function_of
+from anyshape.sym.python_codegen import SizesFunction
 
 if TYPE_CHECKING:
     from anyshape.runtime.call.executable import Executable
@@ -16,7 +16,7 @@ def peak_breakdown(program: Executable, values: Mapping[str, int]) -> list[tuple
     """What is alive at the fullest step of a program that no backward follows, the largest first."""
     plan, end = program.plan, len(program.plan.steps)
     buffers = [b for b in plan.buffers if b.is_allocated]
-    sizes = function_of([b.bytes for b in buffers], f"bytes of {program.name}")(values)
+    sizes = SizesFunction([b.bytes for b in buffers], f"bytes of {program.name}")(values)
     there = first_writes(plan)
     ranges = [(size, there.get(b.name, b.first), end if b.survives_call else b.last)
               for b, size in zip(buffers, sizes, strict=True)]

@@ -13,8 +13,9 @@ from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ir.asynchronous import WRITES_RESULTS
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ir.panels import from_panels
 from anyshape.ops.attention import OPERANDS as ATTENTION
-from anyshape.ops.matmul import GROUPED, from_panels
+from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, ExternTable
@@ -302,10 +303,10 @@ class CallFrame:
         alpha, beta = attrs.get("alpha", 1), attrs.get("beta", 1)
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+        columns = attrs.get("columns")
+        if isinstance(columns, int):
+            b = from_panels(b, a.shape[-1], columns)
         if step.op == "matmul_bytes":
-            columns = attrs.get("columns")
-            if isinstance(columns, int):
-                b = from_panels(b, a.shape[-1], columns)
             a, b = a.to(torch.float64), b.to(torch.float64)
             self.tensor(step.outputs[0], views[2]).copy_(torch.matmul(a, b).to(torch.int64))
             return

@@ -38,8 +38,12 @@ def exchanged(mesh: ProcessMesh, program: int, own: Sequence[int], text: str) ->
     many numbers.
 
     Raises:
-        RankError: ranks run other programs, or one has failed to make its own; nothing has run.
+        RankError: ranks run other programs, or one has failed to make its own; nothing has run. Or a step before has
+            failed while messages were under way, here or on another rank.
     """
+    if mesh.failure is not None:
+        known = mesh.failure
+        raise RankError(known.what, where=known.where, why=known.why, do=known.do)
     mesh.met += 1
     first = _gathered(mesh, [program, *own[:NUMBERS], *[0] * (NUMBERS - len(own))])
     differing = [rank for rank, one in enumerate(first) if one[0] != first[0][0]]

@@ -14,20 +14,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any
 
 import torch.distributed as dist
 
 from anyshape import torch_compat as compat
 from anyshape.base.errors import RankError
-from anyshape.runtime.collectives.process_group import ProcessMesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, close
 
 # what gloo, NCCL and their connections say where the other side is not there any more
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused",
         "Timed out waiting", "Application timeout", "ncclRemoteError", "remote process exited", "Socket closed")
 SOONEST = 20  # times that are looked for who it was
 DO = ("read what the lost rank has said last; torchrun --max-restarts starts all ranks again, and "
-      "step.load(folder, missing_ok=True) goes on from the last checkpoint (docs/distributed.md)")
+      "step.load(folder, missing_ok=True) goes on from the last checkpoint, as a new step in the same processes does "
+      "where all of them are left (docs/distributed.md)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,10 @@ KNOWN: dict[int, Peer] = {}  # the processes of ranks, by rank; a group that beg
 
 
 def meet_peers(mesh: ProcessMesh) -> None:
-    """Notes the processes of all ranks; all call this."""
+    """Notes the processes of all ranks, and forgets what they said of steps before; all call this."""
+    store = _store()
+    if store is not None:
+        _set(store, _key("lost", mesh.rank), "")
     every: list[Any] = [None] * mesh.mesh.world
     dist.all_gather_object(every, (socket.gethostname(), os.getpid()), group=mesh.control)
     KNOWN.clear()
@@ -87,8 +92,24 @@ def leave_words(error: BaseException) -> None:
     """What ends this rank, for the others."""
     store = _store()
     if store is not None:
-        words = (str(error).strip().splitlines() or [""])[0]
-        _set(store, _key("lost", dist.get_rank()), f"{os.getpid()} {type(error).__name__}: {words}")
+        _set(store, _key("lost", dist.get_rank()), f"{os.getpid()} {_words(error)}")
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def leave(mesh: ProcessMesh, error: BaseException) -> None:
+    """A step has failed on this rank where others may wait for its messages: they hear of it at once, and who it was.
+    error: RankError where it has failed because of another rank."""
+    if isinstance(error, RankError):
+        failure = error
+    else:
+        leave_words(error)
+        failure = RankError(f"rank {mesh.rank} has failed in a step before", where=str(mesh.mesh), why=_words(error),
+                            do=DO)
+    clear_frames(error.__traceback__)  # which may hold a group: it is closed when nobody does
+    close(mesh, failure)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anyshape.base import counters
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import RankError, VerifyError
 from anyshape.dist.mesh import Mesh
 from anyshape.runtime.collectives.messages import Line, begin, finish, most_elements
 from anyshape.runtime.collectives.parts import Numbers
@@ -35,6 +36,8 @@ class ProcessMesh:
         control: of all processes, for what is agreed on before a step.
         launched: by axis, how many messages there were: the same number on all of its ranks.
         met: how many times its ranks have compared what they are about to do.
+        failed: a step has begun to send and has not ended: where it failed, others may wait for its messages.
+        failure: why its groups are closed; None while they are not.
     """
 
     mesh: Mesh
@@ -43,6 +46,8 @@ class ProcessMesh:
     control: Any = None
     launched: dict[str, int] = field(default_factory=dict)
     met: int = 0
+    failed: bool = False
+    failure: RankError | None = None
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -54,7 +59,8 @@ MESHES: dict[str, ProcessMesh] = {}  # by text: programs name a mesh, whose grou
 
 
 def process_mesh(mesh: Mesh) -> ProcessMesh:
-    """The groups of processes of a mesh, made once; every process calls this, in the same order."""
+    """The groups of processes of a mesh, made once, and again where they were closed; every process calls this, in the
+    same order."""
     found = MESHES.get(str(mesh))
     if found is not None and found.control is not None and dist.is_initialized():
         return found
@@ -66,6 +72,34 @@ def process_mesh(mesh: Mesh) -> ProcessMesh:
                 made.groups[axis.name] = group
     MESHES[str(mesh)] = made
     return made
+
+
+@contextmanager
+def sending(mesh: ProcessMesh) -> Iterator[None]:
+    """Inside, ranks that have met send each other the messages of a step. Where it fails, those that were not waited
+    for are let go of."""
+    mesh.failed = True
+    try:
+        yield
+        mesh.failed = False
+    finally:
+        if mesh.failed:
+            abandon()
+
+
+def close(mesh: ProcessMesh, failure: RankError) -> None:
+    """Ends the groups of a mesh on this rank. gloo closes their connections with that, so a rank that waits for this
+    one hears of it at once, as where its process ends. failure: what a step over this mesh says from here on."""
+    mesh.failure = failure
+    if MESHES.get(str(mesh.mesh)) is mesh:
+        del MESHES[str(mesh.mesh)]
+    groups = [*mesh.groups.values(), *([mesh.control] if mesh.control is not None else [])]
+    mesh.groups.clear()
+    mesh.control = None
+    while groups:
+        group = groups.pop()
+        if dist.is_initialized() and dist.get_backend(group) == "gloo":
+            dist.destroy_process_group(group)
 
 
 def forget() -> None:

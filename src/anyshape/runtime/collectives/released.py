@@ -20,6 +20,7 @@ from torch import Tensor
 _PIECE = 1 << 21  # bytes of the page
 _LEAST = 1 << 16  # bytes of a tensor for which a mapping of its own pays
 _FIXED, _PRIVATE, _ANONYMOUS = 0x10, 0x02, 0x20  # of Linux
+_MARK = "_anyshape_released"
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -70,12 +71,19 @@ def release(tensor: Tensor) -> None:
     with torch.no_grad():
         if buffer is None:
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-            return
-        empty = torch.frombuffer(buffer, dtype=tensor.dtype)
-        tensor.data = empty.view(tensor.shape)
+        else:
+            tensor.data = torch.frombuffer(buffer, dtype=tensor.dtype).view(tensor.shape)
+    setattr(tensor, _MARK, True)
+
+
+def is_released(tensor: Tensor) -> bool:
+    """True where a tensor has no numbers: nobody has restored it, or written into it."""
+    return hasattr(tensor, _MARK) and tensor.numel() > 0 and bool(tensor.detach().flatten()[0].isnan())
 
 
 def restore(tensor: Tensor, whole: Tensor) -> None:
     """Gives a tensor numbers and memory again."""
     with torch.no_grad():
         tensor.data = whole
+    if hasattr(tensor, _MARK):
+        delattr(tensor, _MARK)

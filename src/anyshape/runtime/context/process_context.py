@@ -5,7 +5,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
@@ -16,9 +16,10 @@ from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
 from anyshape.runtime.memory.offload_store import Stores
 from anyshape.runtime.memory.packed_weights import PackedWeights
-from anyshape.runtime.memory.pinned_store import PinnedStores
 from anyshape.runtime.memory.pools import Pool
-from anyshape.runtime.memory.stream_pools import StreamPool
+
+if TYPE_CHECKING:
+    from anyshape.runtime.memory.pinned_store import PinnedStores
 
 _making = threading.Lock()
 _shared: list[Context] = []
@@ -49,6 +50,8 @@ class Context:
         streams = target.streams
         if streams is None:
             return self
+        from anyshape.runtime.memory.pinned_store import PinnedStores  # of devices only
+        from anyshape.runtime.memory.stream_pools import StreamPool
         with _making:
             if streams not in self.devices:
                 own = copy.copy(self)

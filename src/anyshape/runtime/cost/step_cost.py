@@ -47,7 +47,7 @@ def work_of(step: Step) -> tuple[Size, Size]:
             work = 2 * step.outputs[0].type.count * first.type.shape[-1]
         elif step.op in ATTENTION:  # scores, and what they weigh
             work = 4 * first.type.count * second.type.shape[-2]
-        elif step.op == "matmul_bytes":  # b may lie in panels
+        elif "columns" in dict(step.attrs):  # b lies in panels
             work = 2 * first.type.count * step.outputs[0].type.shape[-1]
         else:
             work = 2 * first.type.count * second.type.shape[-1]

@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import os
 import queue
-import tempfile
 import threading
 import time
 import weakref
@@ -94,6 +93,7 @@ class File:
 
     def __init__(self, folder: str) -> None:
         try:
+            import tempfile  # for files only
             with tempfile.TemporaryFile(dir=folder, prefix="anyshape-", buffering=0) as file:
                 self.number = os.dup(file.fileno())
         except OSError as error:

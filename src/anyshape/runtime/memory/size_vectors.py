@@ -12,7 +12,7 @@ import numpy as np
 from anyshape.base.align import align
 from anyshape.plan.ir.liveness import LiveRange, LiveRanges
 from anyshape.sym.expr import Size
-from anyshape.sym.python_codegen import function_of
+from anyshape.sym.python_codegen import SizesFunction
 
 
 class SizeTable:
@@ -21,7 +21,7 @@ class SizeTable:
 
     def __init__(self, sizes: Sequence[Size], title: str) -> None:
         distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
-        self.function = function_of(distinct, title)
+        self.function = SizesFunction(distinct, title)
         self.which = np.array([distinct[size] for size in sizes], np.int64)
 
     def __call__(self, values: Mapping[str, int]) -> np.ndarray:

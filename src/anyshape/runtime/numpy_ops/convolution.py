@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.ops.matmul import from_panels
+from anyshape.ir.panels import from_panels
 
 Array = np.ndarray[Any, Any]
 Numbers = Sequence[int]

@@ -34,7 +34,7 @@ from anyshape.runtime.memory.offset_assignment import ArenaLayout, assign_offset
 from anyshape.runtime.memory.pools import PAGE
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, evaluate
-from anyshape.sym.python_codegen import function_of
+from anyshape.sym.python_codegen import SizesFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class SavedLayout:
         self.saved = saved
         self.regions = regions
         # their bytes and offsets, in turn
-        self.region_sizes = function_of([size for region in regions for size in (region.bytes, region.offset)],
+        self.region_sizes = SizesFunction([size for region in regions for size in (region.bytes, region.offset)],
                                         f"saved by the forward of {plan.name}")
         self.region_bytes = SizeTable([region.bytes for region in regions],
                                       f"bytes saved by the forward of {plan.name}")

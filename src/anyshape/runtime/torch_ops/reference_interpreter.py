@@ -14,9 +14,9 @@ import torch
 from anyshape.base.errors import AnyShapeError, DivisionError, InputError, VerifyError
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
+from anyshape.ir.panels import from_panels
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.ops.matmul import from_panels
 from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.ops.routing import ROUTING
 from anyshape.runtime.numpy_ops.convolution import byte_conv
@@ -203,6 +203,7 @@ def _prod(a: Attributes, x: torch.Tensor) -> torch.Tensor:
 
 def _matmul(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rounded = TORCH_DTYPES[a["rounded"]] if "rounded" in a else x.dtype
+    y = from_panels(y, x.shape[-1], a["columns"]) if "columns" in a else y
     result = torch.matmul(x.to(rounded), y.to(rounded))
     return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
 
@@ -210,6 +211,7 @@ def _matmul(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     rounded = TORCH_DTYPES[a["rounded"]] if "rounded" in a else x.dtype
     working = torch.float32 if rounded in HALVES else rounded
+    y = from_panels(y, x.shape[-1], a["columns"]) if "columns" in a else y
     result = torch.matmul(x.to(rounded).to(working), y.to(rounded).to(working)) * a["alpha"]
     result = (result + c.to(working) * a["beta"] if a["beta"] else result).to(rounded)
     return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result

@@ -1,6 +1,7 @@
 """The inference server as an ASGI application: routes of the Open Inference Protocol, health, metrics.
 
     POST /v2/models/NAME/infer    GET /v2/models/NAME    GET /v2/health/live    GET /v2/health/ready    GET /metrics
+    GET /v2/models/NAME/stats     GET /v2/models/stats
 
 The event loop reads requests and writes answers; calls run in the threads of the batcher. Bytes are counted from the
 first one of a request to the last one of its answer, and what does not fit into the limit is refused.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from anyshape.tools.serve.batching import Batcher, Job, Outcome, status_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import HEADER, Array, InferRequest, RequestError, decode, encode
-from anyshape.tools.serve.served import Servable
+from anyshape.tools.serve.served import Hosted, Servable
 
 JSON_BLOWUP = 24  # bytes of Python's objects for a byte of JSON, at most: "[]," is a list of 56 bytes and its pointer
 LARGE = 1 << 16  # bytes of JSON beyond which it is read and written in a thread, so that others are answered meanwhile
@@ -82,8 +83,8 @@ class ClientLeft(Exception):
 class Infer:
     """The endpoint `infer`."""
 
-    def __init__(self, models: Mapping[str, Servable], settings: Settings, metrics: Metrics) -> None:
-        self.models, self.settings, self.metrics = models, settings, metrics
+    def __init__(self, hosted: Hosted, settings: Settings, metrics: Metrics) -> None:
+        self.hosted, self.settings, self.metrics = hosted, settings, metrics
         self.requests = Budget(settings.limit // 2)
         self.calls = Budget(settings.limit - settings.limit // 2)
         self.batcher = Batcher(settings.workers, settings.rows, settings.wait, settings.patience, self.calls, metrics)
@@ -94,10 +95,14 @@ class Infer:
         held = Held(self.requests)
         request = Request(scope, receive)
         name = request.path_params["model"]
-        label = name if name in self.models else "unknown"
+        label = name if name in self.hosted.models else "unknown"
         try:
             try:
-                response = await self.answer(request, model_of(self.models, request), held)
+                model = self.hosted.take(name_of(self.hosted, request))
+                try:
+                    response = await self.answer(request, model, held)
+                finally:
+                    self.hosted.give(model)
             except AnyShapeError as error:
                 response = failure(error)
             except (ClientLeft, ClientDisconnect, ConnectionError):
@@ -107,8 +112,9 @@ class Infer:
                 response = failure(RequestError(500, "the request failed", why=f"{type(error).__name__}: "
                                                 f"{str(error)[:200]}", do="report it"))
             await _sent(response, scope, receive, send)
-            self.metrics.requests.labels(label, str(response.status_code)).inc()
-            self.metrics.seconds.labels(label).observe(time.perf_counter() - begin)
+            status = str(response.status_code)
+            self.metrics.requests.labels(label, status).inc()
+            self.metrics.seconds.labels(label, status).observe(time.perf_counter() - begin)
         finally:
             held.release()
 
@@ -220,22 +226,23 @@ def failure(error: AnyShapeError) -> Response:
     return JSONResponse({"error": str(error)}, status, headers)
 
 
-def model_of(models: Mapping[str, Servable], request: Request) -> Servable:
-    """The model that a path names."""
+def name_of(hosted: Hosted, request: Request) -> str:
+    """The name of the model in a path."""
     name, version = request.path_params["model"], request.path_params.get("version", "1")
-    if name not in models or version != "1":
+    if name not in hosted.models or version != "1":
         raise RequestError(404, f"there is no model {name[:80]!r} of version {version[:20]}",
-                           why=f"the server has version 1 of {', '.join(models)}", do="name one of these")
-    return models[name]
+                           why=f"the server has version 1 of {', '.join(hosted.models)}", do="name one of these")
+    return str(name)
 
 
-def application(models: Mapping[str, Servable], settings: Settings) -> Starlette:
+def application(hosted: Hosted, settings: Settings) -> Starlette:
     """The application. Its workers end with its lifespan, when all requests have been answered."""
     metrics = Metrics()
-    infer = Infer(models, settings, metrics)
+    infer = Infer(hosted, settings, metrics)
 
     async def server(_request: Request) -> Response:
-        return JSONResponse({"name": "anyshape", "version": __version__, "extensions": ["binary_tensor_data"]})
+        return JSONResponse({"name": "anyshape", "version": __version__,
+                             "extensions": ["binary_tensor_data", "statistics"]})
 
     async def live(_request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -244,13 +251,17 @@ def application(models: Mapping[str, Servable], settings: Settings) -> Starlette
         return JSONResponse({"ready": not infer.batcher.closed}, 503 if infer.batcher.closed else 200)
 
     async def model_ready(request: Request) -> Response:
-        return JSONResponse({"name": model_of(models, request).name, "ready": True})
+        return JSONResponse({"name": name_of(hosted, request), "ready": True})
 
     async def metadata(request: Request) -> Response:
-        model = model_of(models, request)
+        model = hosted.models[name_of(hosted, request)]
         return JSONResponse({"name": model.name, "versions": ["1"], "platform": model.platform,
                              "inputs": [one.encode() for one in model.inputs],
                              "outputs": [one.encode() for one in model.outputs]})
+
+    async def statistics(request: Request) -> Response:
+        names = [name_of(hosted, request)] if "model" in request.path_params else list(hosted.models)
+        return JSONResponse({"model_stats": [metrics.statistics(name) for name in names]})
 
     async def counted(_request: Request) -> Response:
         metrics.bytes.set(infer.requests.held + infer.calls.held)
@@ -269,10 +280,11 @@ def application(models: Mapping[str, Servable], settings: Settings) -> Starlette
         yield
         await asyncio.to_thread(infer.batcher.close)
 
-    routes = []  # they are tried in this order
+    # they are tried in this order
+    routes = [] if "stats" in hosted.models else [Route("/v2/models/stats", statistics)]
     for place in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [Route(f"{place}/infer", infer, methods=["POST"]), Route(place, metadata),
-                   Route(f"{place}/ready", model_ready)]
+                   Route(f"{place}/ready", model_ready), Route(f"{place}/stats", statistics)]
     routes += [Route("/v2", server), Route("/v2/health/live", live), Route("/v2/health/ready", ready),
                Route("/metrics", counted)]
     return Starlette(routes=routes, lifespan=lifespan,

@@ -32,7 +32,7 @@ class Job:
     def __init__(self, model: Servable, arrays: Sequence[Array], done: Callable[[Outcome], None]) -> None:
         self.model, self.arrays, self.done = model, arrays, done
         key, self.rows = (None, 1) if model.batch is None else model.batch.key(arrays)
-        self.key: Any = None if key is None else (model.name, key)
+        self.key: Any = None if key is None else (model, key)
         self.arrived = time.monotonic()
         self.state = WAITING
 
@@ -203,9 +203,11 @@ class Batcher:
                              why=f"the call takes {bytes_} bytes, {self.memory.limit} are allowed",
                              do="send smaller inputs, or start the server with a larger --limit", least=bytes_)
         self.memory.take(bytes_)
+        begin = time.monotonic()
         try:
             return model.run(arrays)
         finally:
+            self.metrics.computed.labels(model.name).observe(time.monotonic() - begin)
             self.memory.give(bytes_)
 
 

@@ -5,14 +5,16 @@ import argparse
 import os
 import signal
 import socket
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from anyshape.artifact.load import load
-from anyshape.base.errors import ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.base.units import bytes_of
 from anyshape.tools.named_file import named_file
-from anyshape.tools.serve.served import Servable, Served, name_of
+from anyshape.tools.serve.served import Hosted, Servable, Served, name_of
 
 if TYPE_CHECKING:
     from anyshape.tools.serve.app import Settings
@@ -58,16 +60,30 @@ def main(arguments: argparse.Namespace) -> int:
     settings = Settings(arguments.workers or max(1, cores // arguments.threads), arguments.rows,
                         arguments.latency_budget / 1e3, arguments.patience, arguments.patience,
                         bytes_of("--limit", arguments.limit), bytes_of("--largest", arguments.largest))
-    models: dict[str, Servable] = {}
+    files: dict[str, str] = {}
     for word in arguments.files:
         name, path = named_file(word)
         name = name or name_of(path)
-        if name in models:
+        if name in files:
             raise ConfigError(f"two models are called {name}", do="name them: NAME=FILE")
-        models[name] = _model(name, path, arguments)
-    serve(models, settings, arguments.host, arguments.port, arguments.drain)
-    for model in models.values():
-        model.close()
+        files[name] = path
+    hosted = Hosted({name: _model(name, path, arguments) for name, path in files.items()})
+    reloading = threading.Lock()
+
+    def reload() -> None:
+        """Replaces the models by what is in their files now, where that can be loaded."""
+        with reloading:
+            for name, path in files.items():
+                try:
+                    hosted.replace(_model(name, path, arguments))
+                except AnyShapeError as error:
+                    print(f"{name}: the file was not loaded again, the model stays as it was: {error}", file=sys.stderr,
+                          flush=True)
+                else:
+                    print(f"{name}: loaded again", flush=True)
+
+    serve(hosted, settings, arguments.host, arguments.port, arguments.drain, reload)
+    hosted.close()
     return 0
 
 
@@ -79,8 +95,10 @@ def _model(name: str, path: str, arguments: argparse.Namespace) -> Servable:
     return served_onnx(name, path, arguments.threads)
 
 
-def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: int, drain: int) -> None:
-    """Answers requests until SIGTERM or SIGINT; what runs then has `drain` seconds. Says a line for each model.
+def serve(hosted: Hosted, settings: Settings, host: str, port: int, drain: int,
+          reload: Callable[[], None] = lambda: None) -> None:
+    """Answers requests until SIGTERM or SIGINT; what runs then has `drain` seconds. Says a line for each model. At
+    SIGHUP it calls `reload` in a thread.
 
     Raises:
         ConfigError: the address cannot be had.
@@ -93,21 +111,22 @@ def serve(models: Mapping[str, Servable], settings: Settings, host: str, port: i
     # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
-    server = server_of(models, settings, drain)
+    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=reload, daemon=True).start())
+    server = server_of(hosted, settings, drain)
     host, port = listening.getsockname()[:2]
-    for name, model in models.items():
+    for name, model in hosted.models.items():
         shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
             "each request is a call of its own"
         print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
     server.run(sockets=[listening])
 
 
-def server_of(models: Mapping[str, Servable], settings: Settings, drain: int, log_level: str = "warning") -> Any:
+def server_of(hosted: Hosted, settings: Settings, drain: int, log_level: str = "warning") -> Any:
     """The server, which `run` starts on sockets."""
     import uvicorn
 
     from anyshape.tools.serve.app import application
     from anyshape.tools.serve.connections import protocol_of
     return uvicorn.Server(uvicorn.Config(
-        application(models, settings), http=protocol_of(settings.reading), ws="none", log_level=log_level,
+        application(hosted, settings), http=protocol_of(settings.reading), ws="none", log_level=log_level,
         access_log=False, lifespan="on", backlog=BACKLOG, timeout_graceful_shutdown=drain))

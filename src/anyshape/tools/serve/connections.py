@@ -1,15 +1,22 @@
 """Connections of the server: uvicorn's protocol of HTTP with bounds for what it waits for without any. A client has so
 many seconds for a request's head, from its connection or the head's first byte on, and so many without reading what
-was sent to it; a head has so many bytes. How long a body may take is bounded where it is read (app.py)."""
+was sent to it; a head has so many bytes. How long a body may take is bounded where it is read (app.py). While the
+server ends, a request that is on its way is answered, and its answer says that the connection closes."""
 from __future__ import annotations
 
+import json
+import socket
 from asyncio import Transport
 from asyncio.events import TimerHandle
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from anyshape.base.errors import AnyShapeError
+
 MOST_HEAD = 1 << 16  # bytes of a request before its body
+LAST_SECONDS = 0.5  # that a connection without a request stays open when the server ends: one may be on its way
+DO = "send a request as docs/deploy.md says"
 IDLE, HEAD, BODY = "idle", "head", "body"
 
 
@@ -27,10 +34,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self.deadline: TimerHandle | None = None
         self.stalled: TimerHandle | None = None
         self.unread = 0
+        self.ending = False
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        if own is not None and own.family in (socket.AF_INET, socket.AF_INET6):
+            # Head and body of an answer are written one after the other: by Nagle's algorithm the body would wait for
+            # the client's acknowledgement of the head, which comes 40 ms later. asyncio switches it off only where a
+            # socket says IPPROTO_TCP, which those of socket.create_server do not.
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.deadline = self.loop.call_later(self.patience, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -43,8 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         before, begun = self.part, self.begun
         super().data_received(data)
-        answered = self.cycle is None or self.cycle.response_complete
-        if self.part == HEAD or answered:  # or what nobody reads: the rest of a body that was refused, empty lines
+        # a head, or what nobody reads: the rest of a body that was refused, empty lines
+        if self.part == HEAD or self._answered():
             if self.part == HEAD and self.begun == begun + (before == IDLE):  # nothing but this head
                 self.head += len(data)
             if self.head > MOST_HEAD:
@@ -63,11 +77,32 @@ class BoundedProtocol(HttpToolsProtocol):
         self.part, self.head = BODY, 0
         self._meet_deadline()
         super().on_headers_complete()
+        if self.ending:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self.part = IDLE
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """See `HttpToolsProtocol`."""
+        self._refuse(b"400 Bad Request", "the bytes are no request of HTTP/1.1, or its lengths contradict each other")
+
+    def shutdown(self) -> None:
+        """See `HttpToolsProtocol`."""
+        self.ending = True
+        if self._answered():
+            self.loop.call_later(LAST_SECONDS, self._close_idle)
+        else:
+            super().shutdown()
+
+    def _close_idle(self) -> None:
+        if self._answered():
+            self.transport.close()
+
+    def _answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
@@ -92,8 +127,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, status: bytes, why: str) -> None:
-        text = why.encode()
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: text/plain\r\nconnection: close\r\n"
+        text = json.dumps({"error": str(AnyShapeError("the request is refused", why=why, do=DO))}).encode()
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
                              + b"content-length: %d\r\n\r\n" % len(text) + text)
         self.transport.close()
 

@@ -1,14 +1,16 @@
 """Models behind the inference server: deployed programs as tensors by name, and the batches that calls may share."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from anyshape.artifact.format.text_limits import parse_graph
 from anyshape.artifact.load import LoadedModel
-from anyshape.artifact.text_limits import parse_graph
 from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.dist.data_parallel import ParallelSize, parallel_size
 from anyshape.ir.types import TensorType
@@ -100,6 +102,48 @@ class Rows:
             for own, part in zip(found, parts, strict=True):
                 own.append(part)
         return found
+
+
+class Hosted:
+    """The models of a server by name. One can be replaced: requests that have the old one are done by it, and when the
+    last of them has been answered it is closed. Thread-safe."""
+
+    def __init__(self, models: Mapping[str, Servable]) -> None:
+        self.models = dict(models)
+        self.users: Counter[Servable] = Counter()
+        self.lock = threading.Lock()
+
+    def take(self, name: str) -> Servable:
+        """The model of a request, until it is given back."""
+        with self.lock:
+            model = self.models[name]
+            self.users[model] += 1
+            return model
+
+    def give(self, model: Servable) -> None:
+        """Gives a model back."""
+        with self.lock:
+            self.users[model] -= 1
+            done = self.users[model] == 0 and self.models[model.name] is not model
+            if done:
+                del self.users[model]
+        if done:
+            model.close()
+
+    def replace(self, model: Servable) -> None:
+        """Requests that come from now on are done by this model, in the place of the one with its name."""
+        with self.lock:
+            old, self.models[model.name] = self.models[model.name], model
+            done = not self.users[old]
+            if done:
+                del self.users[old]
+        if done:
+            old.close()
+
+    def close(self) -> None:
+        """Closes them all; no request has one."""
+        for model in self.models.values():
+            model.close()
 
 
 class Served:

@@ -252,6 +252,23 @@ def training_runtime() -> TrainingRuntime | None:
         detached=tuple(i for i, info in enumerate(metadata.input_info) if info.requires_grad and not info.is_leaf))
 
 
+_REGENERATED = ("alias_of_input", "alias_of_intermediate", "alias_of_intermediate_save_as_output",
+                "alias_of_intermediate_base_is_user_output")
+
+
+def regenerates_views() -> bool:
+    """Asked while AOTAutograd compiles a graph: whether its run-time wrapper makes some result anew, as a view of an
+    input or of another result, at the strides and the offset that the program's own result has. (Where no size is a
+    symbol it repeats the views instead.)"""
+    metadata = getattr(compat.need("torch._guards.TracingContext").try_get(), "fw_metadata", None)
+    for info in getattr(metadata, "output_info", ()):
+        if info.output_type.name in _REGENERATED and issubclass(info.raw_type, torch.Tensor):
+            views = getattr(info, "view_meta_sequence", None)
+            if views is None or any(view.has_symbolic_inputs for view in views.sequence):
+                return True
+    return False
+
+
 def returns_as_given() -> bool:
     """Asked while AOTAutograd compiles the forward of a pair: whether the outputs of its function of autograd are those
     of the graph, and no others."""

@@ -469,6 +469,18 @@ def found_later(size: torch.SymInt) -> dict[Any, int]:
     return {symbol: int(ranges[symbol].lower) if ranges[symbol].lower > 0 else 0 for symbol in found}
 
 
+@contextlib.contextmanager
+def ranges_from(env: Any, least: Mapping[Any, int]) -> Iterator[None]:
+    """Inside, the ranges of these symbols begin at other numbers."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+    before = {symbol: env.var_to_range[symbol] for symbol in least}
+    env.var_to_range.update({symbol: ValueRanges(low, before[symbol].upper) for symbol, low in least.items()})
+    try:
+        yield
+    finally:
+        env.var_to_range.update(before)
+
+
 def admitted(values: Iterable[Any], symbols: dict[Any, int]) -> bool:
     """Whether all guards made so far hold at these values of the symbols in the sizes of traced values."""
     import sympy

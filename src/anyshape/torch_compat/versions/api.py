@@ -426,9 +426,30 @@ VMAP = frozenset(("lazy_load_decompositions", "_vmap_increment_nesting", "_vmap_
                   "_remove_batch_dim"))
 
 
+# of a reverse-mode transform (`grad`, `vjp`, `jacrev`), which needs gradients to be on
+REVERSE = frozenset(("_grad_increment_nesting", "_grad_decrement_nesting", "_wrap_for_grad", "_unwrap_for_grad",
+                     "_set_tensor_requires_grad", "set_inplace_requires_grad_allowed", "_autograd_grad"))
+
+
 def is_of_vmap(target: Any) -> bool:
     """True for the functions in a captured graph that begin and end a `vmap`."""
-    return "_functorch" in (getattr(target, "__module__", None) or "") and getattr(target, "__name__", "") in VMAP
+    return _is_of(target, VMAP)
+
+
+def is_of_reverse_mode(target: Any) -> bool:
+    """True for the functions in a captured graph that are of a transform in reverse mode."""
+    return _is_of(target, REVERSE)
+
+
+def is_about_hooks(target: Any) -> bool:
+    """True for what a captured graph calls to put a hook on a gradient, or, in a transform, to forbid hooks on saved
+    tensors and to end that."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name == "register_hook" or name.startswith("_saved_tensors_hooks_")
+
+
+def _is_of(target: Any, names: frozenset[str]) -> bool:
+    return "_functorch" in (getattr(target, "__module__", None) or "") and getattr(target, "__name__", "") in names
 
 
 def allocator(device: torch.device = torch.device("cpu")

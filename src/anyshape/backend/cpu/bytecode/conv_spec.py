@@ -1,16 +1,15 @@
 """Convolution steps as their bytecode encoders get them: what a step is without its sizes, and dense strides."""
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from anyshape.backend.cpu.bytecode.products import Shape
 
 NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 
 
-@dataclass(frozen=True, slots=True)
-class ConvSpec:
+class ConvSpec(NamedTuple):
     """What does not depend on sizes in a step.
 
     places: (slot, bytes per element) of its operands in order, an addend last, and of the result. settings: (stride,

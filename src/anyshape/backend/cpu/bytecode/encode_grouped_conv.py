@@ -14,7 +14,7 @@ from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
 from anyshape.backend.cpu.bytecode.products import Shape, at_slots
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
-from anyshape.backend.cpu.microkernels import direct_conv, winograd_conv
+from anyshape.backend.cpu.microkernels.tables import direct_conv, winograd_conv
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.base.align import align
 

@@ -9,21 +9,12 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode import template
-from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, least
-from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
-from anyshape.backend.cpu.bytecode.encode_recurrence import (
-    ByteRecurrenceSpec,
-    RecurrenceSpec,
-    byte_recurrence_words,
-    recurrence_words,
-)
-from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
+from anyshape.backend.cpu.bytecode.conv_spec import least
 from anyshape.backend.cpu.bytecode.plan_template import Fill, PlanTemplate, attention_words, kind_words, product_words
 from anyshape.backend.cpu.bytecode.products import (
     PACKED,
@@ -33,17 +24,14 @@ from anyshape.backend.cpu.bytecode.products import (
     native,
 )
 from anyshape.backend.cpu.bytecode.template import Names, Word
-from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.machine.low_precision import BYTES
+from anyshape.backend.cpu.microkernels.tables import direct_conv
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import OPERANDS, roles, wide
-from anyshape.ops.convolution import CONVOLUTIONS
 from anyshape.ops.matmul import GROUPED, PRODUCTS
-from anyshape.ops.routing import ROUTING
-from anyshape.ops.type_rules import ORDERED
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     CopyStep,
@@ -62,9 +50,6 @@ _kernel = host.KernelStepWords.encoder()
 def _operands(step: LibraryStep) -> tuple[Window, ...]:
     """The windows of a product: of a, b, the result, and perhaps an addend."""
     return (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
-
-
-_AnySpec = ConvSpec | RoutingSpec | RecurrenceSpec | ByteRecurrenceSpec
 
 
 def encode(plan: Plan, kernels: Mapping[str, int], products: Products,
@@ -89,7 +74,7 @@ class PlanEncoder:
         self.kernels = kernels
         self.products = products
         self.fill = fill
-        self.specs: list[_AnySpec] = []
+        self.encoders: list[Callable[[tuple[Any, ...]], list[int]]] = []  # of steps that Python encodes
         self.dtypes_found: list[str] = []
         self.wide: list[str] = []  # dtypes of attention's scores
         self.names = Names()
@@ -112,12 +97,8 @@ class PlanEncoder:
                              self.kinds, self.products, self.fill)
         values = "".join(f"{name}, " for name in self.names.index)
         more = " + ".join([*(f"{name}n" for name in self.given), *self.more]) or "0"
-        machine = self.products.machine
         return f"template(({values}), {more})", {
-            "template": found, "int64_array": int64_array, "bits": bits, "routing": routing_words,
-            "recurrence": partial(recurrence_words, machine),
-            "byte_recurrence": partial(byte_recurrence_words, machine),
-            "grouped_conv": partial(grouped_conv_words, machine), "specs": self.specs}
+            "template": found, "int64_array": int64_array, "bits": bits, "encoders": self.encoders}
 
     def steps(self) -> list[list[int]]:
         """The pieces of all steps; those of a run are one."""
@@ -179,13 +160,6 @@ class PlanEncoder:
             return self.bands(number, step)
         return self.call(number)
 
-    def spec(self, spec: _AnySpec) -> str:
-        """The name of what does not depend on sizes in a step that Python encodes."""
-        self.specs.append(spec)
-        if not isinstance(spec, RoutingSpec):
-            self.dtypes_found.append(spec.dtype)
-        return f"specs[{len(self.specs) - 1}]"
-
     def library(self, number: int, step: LibraryStep) -> list[int]:
         if step.op in OPERANDS:
             return self.attention(number, step)
@@ -193,30 +167,19 @@ class PlanEncoder:
             return self.product(number, step)
         if step.op in GROUPED:
             return self.grouped(number, step)
-        windows = (*step.inputs, *step.outputs)
         if step.op == "direct_conv":
             return self.direct_conv(number, step)
         if step.op == "conv_bytes":
             return self.byte_conv(number, step)
+        from anyshape.backend.cpu.bytecode.encode_at_sizes import encoded_step  # most programs have no such step
+        windows = (*step.inputs, *step.outputs)
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
-        types = self.formulas.types(windows)
-        if step.op in CONVOLUTIONS:
-            attrs: dict[str, Any] = dict(step.attrs)
-            settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
-            optional = (bool(attrs.get(name)) for name in ("added", "relu", "scaled", "shifted", *ORDERED))
-            name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, *optional))
-            return self.encoded(f"{step.op}({name}, {types})")
-        if step.op in ROUTING:
-            spec_name = self.spec(RoutingSpec(number, step.op, windows[0].type.dtype, places))
-            return self.encoded(f"routing({spec_name}, {types})")
-        if step.op == "recurrence":
-            attrs = dict(step.attrs)
-            named = self.spec(RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places,
-                                             step.inputs[-1].type.dtype == "i64"))
-            return self.encoded(f"recurrence({named}, {types})")
-        if step.op == "recurrence_bytes":
-            named = self.spec(ByteRecurrenceSpec(number, bool(dict(step.attrs)["reverse"]), places))
-            return self.encoded(f"byte_recurrence({named}, {types})")
+        found = encoded_step(number, step, places, self.products.machine)
+        if found is not None:
+            self.encoders.append(found.words)
+            if found.dtype:
+                self.dtypes_found.append(found.dtype)
+            return self.encoded(f"encoders[{len(self.encoders) - 1}]({self.formulas.types(windows)})")
         raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                           why="the host knows products, attention, routing and recurrences only",
                           do="make it an extern step")
@@ -315,9 +278,9 @@ class PlanEncoder:
 
     def byte_conv(self, number: int, step: LibraryStep) -> list[int]:
         attrs: dict[str, Any] = dict(step.attrs)
-        self.dtypes_found.append(half_precision.BYTES)
+        self.dtypes_found.append(BYTES)
         return self.filled(template.BYTE_CONV, [
-            self.kind(half_precision.BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
+            self.kind(BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
             *itertools.chain(*map(self.window, (*step.inputs, *step.outputs)))])
 
     def kernel(self, number: int, step: KernelStep) -> list[int]:

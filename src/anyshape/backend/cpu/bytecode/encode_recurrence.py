@@ -10,7 +10,7 @@ from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.microkernels import recurrence
+from anyshape.backend.cpu.microkernels.tables import recurrence
 from anyshape.backend.cpu.native.records import words_of
 from anyshape.ops.recurrence import CELLS, blocks, words
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.microkernels import (
+from anyshape.backend.cpu.microkernels.tables import (
     direct_conv,
     direct_conv_last,
     gemm,

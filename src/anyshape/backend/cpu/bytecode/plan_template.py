@@ -26,9 +26,8 @@ from anyshape.backend.cpu.bytecode.products import (
     does,
 )
 from anyshape.backend.cpu.bytecode.template import NO_PRODUCT, QUESTIONS, THIN_COUNTS, Kind, Word
-from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
-from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.backend.cpu.machine.low_precision import BYTES, per_word, tiles
+from anyshape.backend.cpu.microkernels.tables import gemm, gemv, softmax_rows
 from anyshape.base.errors import VerifyError
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
@@ -47,19 +46,19 @@ def kind_words(number: int, dtype: str, products: Products) -> array[int]:
     library, many, code = LIBRARY.get(dtype, (0, 0, "f"))
     has_many = blas.f32_batches if dtype == "f32" else blas.f64_batches
     packed = dtype in PACKED
-    lanes, grain, per_word, whole = (machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype),
-                                     tiles(machine, dtype)) if packed else (machine.lanes, 1, 1, False)
-    in_place = dtype in ("f32", half_precision.BYTES)  # sums lie in the result
+    lanes, grain, in_word, whole = (machine.lanes, gemm.grain(machine, dtype), per_word(machine, dtype),
+                                    tiles(machine, dtype)) if packed else (machine.lanes, 1, 1, False)
+    in_place = dtype in ("f32", BYTES)  # sums lie in the result
     thin = [THIN.get(gemv.routine(way, dtype, count, wide), 0) if 0 < count <= max(gemv.COUNTS[way]) else 0
             for way in ("dot", "spread") for wide in (False, True) for count in range(THIN_COUNTS)]
-    thin += [THIN[gemv.over_panels(count)] if dtype == half_precision.BYTES and 0 < count <= max(gemv.PANELS) else 0
+    thin += [THIN.get(gemv.over_panels(dtype, count), 0) if 0 < count <= max(gemv.PANELS) else 0
              for count in range(THIN_COUNTS)]
     return int64_array(_kind(
         number=number, answers=[-1] * QUESTIONS, item=size_of("i32") if in_place else size_of(dtype),
         f32=int(in_place), f64=int(dtype == "f64"),
         library=int(dtype in LIBRARY and blas.products), half=int(dtype not in LIBRARY), product=library,
         many=many if has_many else 0, packed=PACKED.get(dtype, 0), one=bits(1.0, code), lanes=lanes, grain=grain,
-        per_word=per_word, tiles=int(whole), our_rows=OUR_ROWS,
+        per_word=in_word, tiles=int(whole), our_rows=OUR_ROWS,
         our_columns=OUR_COLUMNS, our_inner=OUR_INNER, most_vectors=MOST_VECTORS, most_dot=max(gemv.COUNTS["dot"]),
         most_spread=max(gemv.COUNTS["spread"]), thin=thin))
 

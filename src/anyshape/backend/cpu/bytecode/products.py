@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine.blas import BlasRoutines
+from anyshape.backend.cpu.machine.low_precision import BYTES, dtypes, tiles
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.microkernels import gemm, gemv
-from anyshape.backend.cpu.microkernels.amx import tiles
+from anyshape.backend.cpu.microkernels.tables import gemm, gemv
 
 Shape = tuple[int, ...]
 
@@ -85,19 +84,19 @@ def native(dtype: str, machine: Machine, blas: BlasRoutines = BlasRoutines()) ->
     """Whether the host's routines for this dtype suit the processor, by its features; `blas`: of the library."""
     if dtype in LIBRARY:
         return dtype == "f32" or blas.products
-    return dtype in half_precision.dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
+    return dtype in dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
 
 
 def has(dtype: str, products: Products) -> bool:
     """Whether the host has a routine for products of this dtype, whichever is taken."""
     if dtype in LIBRARY:
         return dtype == "f32" or products.blas.products
-    return dtype in (*half_precision.dtypes(products.machine), half_precision.BYTES)
+    return dtype in (*dtypes(products.machine), BYTES)
 
 
 def does(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype."""
-    return has(dtype, products) and (dtype in (*LIBRARY, half_precision.BYTES) or products.ours(dtype))
+    return has(dtype, products) and (dtype in (*LIBRARY, BYTES) or products.ours(dtype))
 
 
 def takes_any_strides(dtype: str, products: Products) -> bool:

@@ -10,10 +10,10 @@ A piece is a head, its patches, and a body of so many words. The bodies of JOINE
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.microkernels import gemv
+from anyshape.backend.cpu.microkernels.tables import gemv
 from anyshape.backend.cpu.native.records import Array, Inline, Struct, i64, words_of
 
 # kinds of pieces
@@ -95,7 +95,7 @@ class ProductPiece(Struct):
     scaled: i64  # 1: alpha is not 1; beta is not 1
     weighted: i64
     addend: i64  # 1: there is one
-    panels: i64  # 1: b lies in panels (ops/matmul.py), of bytes
+    panels: i64  # 1: b is prepacked (ops/matmul.py)
     windows: Annotated[Array[i64], Inline(0)]  # of a, b, c, and the addend
 
 
@@ -218,14 +218,15 @@ class Names:
 
 def piece(names: Names, kind: int, body: Sequence[Word]) -> list[int]:
     """The words of a piece. body: numbers, also as text, and names of values."""
-    numbers: list[int] = []
+    numbers: list[Any] = [*body]
     patches: list[int] = []
-    for at, word in enumerate(body):
-        if isinstance(word, str) and word.isidentifier():
+    for at in [at for at, word in enumerate(body) if type(word) is str]:  # few are texts: pieces stand in others
+        word = str(body[at])
+        if word.isidentifier():
             patches += [at, names.of(word)]
-            numbers.append(0)
+            numbers[at] = 0
         else:
-            numbers.append(int(word))
+            numbers[at] = int(word)
     head = words_of(Piece)
     return [kind, head + len(patches) + len(numbers), len(patches) // 2, len(numbers), *patches, *numbers]
 

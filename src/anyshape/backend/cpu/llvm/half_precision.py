@@ -9,26 +9,10 @@ from __future__ import annotations
 
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant, llvm_major, llvm_type
 from anyshape.backend.cpu.llvm.scalar_ops import IN_MEMORY, from_memory, to_memory
+from anyshape.backend.cpu.machine.low_precision import BYTES, pairs, per_word
 from anyshape.backend.cpu.machine.target import Machine
 
-DTYPES = ("bf16", "f16")
-BYTES = "u8"  # stands for products of u8 by i8, in i32
 SIZE = {"bf16": 2, "f16": 2, "f32": 4, BYTES: 1}  # bytes
-
-
-def dtypes(target: Machine) -> tuple[str, ...]:
-    """Those that the processor can convert."""
-    return DTYPES if not target.triple.startswith(("x86", "i")) or target.has("f16c") else ("bf16",)
-
-
-def pairs(target: Machine, dtype: str) -> bool:
-    """Whether a word is a pair."""
-    return dtype == "bf16" and target.vector_bytes == 64 and target.has("avx512bf16")
-
-
-def per_word(target: Machine, dtype: str) -> int:
-    """Elements in a word."""
-    return 4 if dtype == BYTES else 2 if pairs(target, dtype) else 1
 
 
 def read(code: Code, dtype: str, lanes: int, address: Value, mask: Value | None = None) -> Value:

@@ -180,7 +180,7 @@ def load_module(module: str, text: Callable[[], str], names: Sequence[str], targ
     """A module whose text follows from our own source files and the processor. Where the cache knows what these made,
     the text is not made. names: of functions that are called from outside, of which it has some or all."""
     sources = own_sources() if cache is not None else ""
-    index = hashlib.sha256(f"{module}\n{target.key}\n{_PIPELINE}\n{sources}".encode()).hexdigest()
+    index = _index(module, target, sources)
     if cache is not None and sources:
         key, *found = (cache.get(index) or b"").decode().split("\n")
         data = cache.get(key) if found else None
@@ -194,6 +194,16 @@ def load_module(module: str, text: Callable[[], str], names: Sequence[str], targ
     if cache is not None and sources:
         cache.put(index, "\n".join((object_key(written, target), *found)).encode())
     return routines
+
+
+def module_object(module: str, target: Machine, cache: ObjectCache) -> bytes | None:
+    """The object of a module that `load_module` made or found; None where the cache has it no more."""
+    key = (cache.get(_index(module, target, own_sources())) or b"").decode().split("\n")[0]
+    return cache.get(key) if key else None
+
+
+def _index(module: str, target: Machine, sources: str) -> str:
+    return hashlib.sha256(f"{module}\n{target.key}\n{_PIPELINE}\n{sources}".encode()).hexdigest()
 
 
 def load(text: str, names: Sequence[str], target: Machine, cache: ObjectCache | None = None) -> Routines:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Blas:
+class Blas(NamedTuple):
     """Addresses; 0 where the library lacks the routine: our own is taken, or the host of the program called instead.
 
     sgemm, dgemm: Fortran BLAS (column-major, every argument a pointer, 32-bit integers);

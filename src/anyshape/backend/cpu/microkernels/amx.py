@@ -18,23 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
-from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.machine.low_precision import SIDE, TILE_BYTES
 
-SIDE = 16  # rows of a tile, words of one of its rows
-BYTES = 64  # of a row of a tile
 UNIT = 8  # tiles that there are
 CHUNK = 128  # words of all factors that are multiplied before the next ones: so many stay in the first cache
 MOST = 2  # of rows at a time: with two of columns four sums, and a tile for each factor
-FEATURES = ("amx-tile", "amx-bf16", "avx512bf16")
 # the first kind of set-up: bytes of a row (16 bits for each tile) from byte 16 on, rows (8 bits each) from byte 48 on
 SHAPES = "".join(f"\\{byte:02x}" for byte in (
-    1, *[0] * 15, *(byte for _ in range(UNIT) for byte in (BYTES, 0)), *[0] * 16, *[SIDE] * UNIT, *[0] * 8))
+    1, *[0] * 15, *(byte for _ in range(UNIT) for byte in (TILE_BYTES, 0)), *[0] * 16, *[SIDE] * UNIT, *[0] * 8))
 GLOBALS = f'@tile_shapes = private constant [64 x i8] c"{SHAPES}"'
-
-
-def tiles(target: Machine, dtype: str) -> bool:
-    """Whether products of a dtype are of whole tiles."""
-    return dtype == "bf16" and target.vector_bytes == BYTES and all(map(target.has, FEATURES))
 
 
 def begin(code: Code) -> None:
@@ -58,9 +50,9 @@ def multiply(code: Code, height: int, vectors: int, given: dict[str, Value], fet
     room = code.convert("ptrtoint", code.slot("columns", "f32", SIDE, SIDE * vectors), "i64")
     code.open_if(code.compare("slt", whole, words))  # behind the last words of the columns there may be anything
     for i in range(SIDE * vectors):
-        _store(code, constant("f32", 0, SIDE), _plus(code, room, BYTES * i))
-    source = _plus(code, given["columns"], _times(code, whole, BYTES * vectors))
-    place = code.open_loop(_number(0), _times(code, code.binary("sub", words, whole), BYTES * vectors), BYTES)
+        _store(code, constant("f32", 0, SIDE), _plus(code, room, TILE_BYTES * i))
+    source = _plus(code, given["columns"], _times(code, whole, TILE_BYTES * vectors))
+    place = code.open_loop(_number(0), _times(code, code.binary("sub", words, whole), TILE_BYTES * vectors), TILE_BYTES)
     pointer = code.convert("inttoptr", _plus(code, source, place), "ptr")
     _store(code, code.load("f32", SIDE, pointer, code.top, False, 4), _plus(code, room, place))
     code.close_section()
@@ -71,7 +63,7 @@ def multiply(code: Code, height: int, vectors: int, given: dict[str, Value], fet
     for first in range(0, height, MOST):
         rows = [_plus(code, given["rows"], _times(code, row_step, SIDE * i))
                 for i in range(first, min(first + MOST, height))]
-        sums = [[_plus(code, _plus(code, given["sums"], _times(code, step, SIDE * i)), BYTES * j)
+        sums = [[_plus(code, _plus(code, given["sums"], _times(code, step, SIDE * i)), TILE_BYTES * j)
                  for j in range(vectors)] for i in range(first, min(first + MOST, height))]
         for is_more in (True, False):
             code.open_if(more if is_more else code.compare("eq", code.binary("or", given["add"], chunk), _number(0)))
@@ -85,7 +77,8 @@ def multiply(code: Code, height: int, vectors: int, given: dict[str, Value], fet
         word = code.open_loop(chunk, stop, SIDE)
         if first == 0:
             fetch(word)
-        _block(code, rows, row_step, _plus(code, given["columns"], _times(code, word, BYTES * vectors)), word, vectors)
+        columns = _plus(code, given["columns"], _times(code, word, TILE_BYTES * vectors))
+        _block(code, rows, row_step, columns, word, vectors)
         code.close_section()
         code.open_if(code.compare("slt", stop, code.intrinsic("smin", _plus(code, chunk, CHUNK), words)))
         _block(code, rows, row_step, room, whole, vectors)
@@ -100,7 +93,7 @@ def _block(code: Code, rows: list[Value], row_step: Value, columns: Value, word:
     """Adds the products of 16 words, from `word` on."""
     left, above = UNIT - len(rows) - vectors, UNIT - vectors
     for j in range(vectors):
-        _move(code, "tileloadd64", above + j, _plus(code, columns, BYTES * j), _number(BYTES * vectors))
+        _move(code, "tileloadd64", above + j, _plus(code, columns, TILE_BYTES * j), _number(TILE_BYTES * vectors))
     for i, row in enumerate(rows):
         _move(code, "tileloadd64", left + i, _plus(code, row, _times(code, word, 4)), row_step)
         for j in range(vectors):

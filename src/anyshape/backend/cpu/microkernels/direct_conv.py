@@ -24,25 +24,11 @@ from collections.abc import Collection
 from anyshape.backend.cpu.llvm.ir_builder import constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
+from anyshape.backend.cpu.microkernels.tables.direct_conv import DTYPES, HEIGHTS, PLACE, TILES, grain
 
-HEIGHTS = 3  # numbers of channels that a panel may have: 3, 2, 1 times `grain`
-VECTORS = (1, 2)  # vectors of positions
 ARGUMENTS = ("x", "offsets", "taps", "weights", "result", "step", "channels", "positions", "addend",
              "least")
 PLACE_ARGUMENTS = ("source", "target", "lines", "count", "step")
-DTYPES = ("f32",)
-PLACE = "conv_place"
-_TILES = [f"conv_f32_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS]
-
-
-def grain(target: Machine) -> int:
-    """Channels of the smallest panel. The largest, of three times as many, fills the registers with sums."""
-    return {64: 4, 32: 2}.get(target.vector_bytes, 1)
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    return [*_TILES, PLACE]
 
 
 def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -51,7 +37,7 @@ def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         return ""
     parts: list[str] = []
     declarations: dict[str, str] = {}
-    for name in _TILES:
+    for name in TILES:
         height, vectors = map(int, name.split("_")[2:])
         body = _Tile(target, ARGUMENTS)
         body.emit(grain(target) * (HEIGHTS - height), vectors)

@@ -22,19 +22,12 @@ from collections.abc import Collection, Sequence
 
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.microkernels.direct_conv import DTYPES, HEIGHTS, VECTORS, grain
 from anyshape.backend.cpu.microkernels.routine import Routine, number
+from anyshape.backend.cpu.microkernels.tables.direct_conv import DTYPES, HEIGHTS, grain
+from anyshape.backend.cpu.microkernels.tables.direct_conv_last import HIGHEST, routines
 
 ARGUMENTS = ("x", "offsets", "taps", "places", "weights", "scales", "result", "step", "positions", "channels",
              "addend", "least")
-# times `grain` positions at most, by vectors: registers hold the sums and a number of each position, for LLVM loads all
-# of these first
-HIGHEST = {1: 3, 2: 2}
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    return [f"conv_last_f32_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS]
 
 
 def emit_conv_last(target: Machine, wanted: Collection[str] = DTYPES) -> str:

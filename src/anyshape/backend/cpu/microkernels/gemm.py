@@ -11,8 +11,8 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
     tile    (columns, rows, words, sums, step, add, ahead)   sums [rows of the panel, columns of it], f32, step bytes
-            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below); of 8-bit numbers
-            an eighth one, bytes from word to word of the columns
+            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below); of f32 and
+            8-bit numbers an eighth one, bytes from word to word of the columns, which may be prepacked
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
@@ -28,12 +28,8 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 
 from anyshape.backend.cpu.llvm.half_precision import (
-    BYTES,
     SIZE,
-    dtypes,
     multiply_add,
-    pairs,
-    per_word,
     read,
     read_bits,
     read_wide,
@@ -43,25 +39,17 @@ from anyshape.backend.cpu.llvm.half_precision import (
 )
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import from_memory
+from anyshape.backend.cpu.machine.low_precision import BYTES, SIDE, dtypes, pairs, per_word, tiles
 from anyshape.backend.cpu.machine.target import Machine
-from anyshape.backend.cpu.microkernels.amx import GLOBALS, SIDE, begin, end, multiply, tiles
+from anyshape.backend.cpu.microkernels.amx import GLOBALS, begin, end, multiply
 from anyshape.backend.cpu.microkernels.routine import Routine, number
+from anyshape.backend.cpu.microkernels.tables.gemm import DTYPES, HEIGHTS, LINE, grain, routines
 
-DTYPES = ("bf16", "f16", "f32", BYTES)
+PREPACKED = ("f32", BYTES)  # matrices of which may lie in panels (ir/panels.py)
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
-LINE = 64  # bytes of a line of the caches
 PACE = 2  # lines that a tile fetches with each word: what few rows need, and nothing against 24 products
 LINES = 16  # the same with 16 words of whole tiles, whose products take a quarter of the time
-HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
-VECTORS = (1, 2)  # vectors of columns that a panel may have
-TILES = HEIGHTS * len(VECTORS)
-# routines of a dtype, in the order of the host's table of functions: tiles by height, then by vectors; then:
-TURN, ALONG, ANY = range(TILES, TILES + 3)
-WIDE = 3  # later in the table: the same for elements in f32, which are rounded all the same; or for those of 8 bits
-ROWS = 6  # later: the same for panels of rows, where whole tiles are multiplied (backend/cpu/microkernels/amx.py)
-FINISH, FINISH_WIDE, BEGIN, END = range(TILES + 2 * ROWS, TILES + 2 * ROWS + 4)
-ROUTINES = END + 1
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
     "tile": ("columns", "rows", "words", "sums", "step", "add", "ahead"), "turn": PACK, "along": PACK, "any": PACK,
@@ -69,21 +57,6 @@ ARGUMENTS = {
                "past"),
     "begin": (), "end": (),
 }  # fmt: skip
-
-
-def grain(target: Machine, dtype: str) -> int:
-    """Rows of the smallest panel of rows. The largest, of three times as many, fills the registers with sums. As many
-    as a vector has lanes: those of whole tiles."""
-    return SIDE if tiles(target, dtype) else {64: 4, 32: 2}.get(target.vector_bytes, 1)
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    return [name for dtype in DTYPES for name in
-            (*(f"tile_{dtype}_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS),
-             *(f"{way}_{dtype}{lanes}{width}" for lanes in ("", "_rows") for width in ("", "_wide")
-               for way in ("turn", "along", "any")),
-             f"finish_{dtype}", f"finish_{dtype}_wide", f"begin_{dtype}", f"end_{dtype}")]
 
 
 def emit_packed(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -142,7 +115,7 @@ class _Packed(Routine):
                   for i in range(height)]
         fetch = self.fetch(ahead, height, vectors)
         apart: Value | int = 4 * lanes * vectors
-        if self.dtype == BYTES:
+        if self.dtype in PREPACKED:
             apart = self.load("i64", 0, self.plus(ahead, 56), 8)
         chunk = CHAIN if self.dtype == "f32" else 1 << 30
         first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros

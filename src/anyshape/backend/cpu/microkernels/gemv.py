@@ -30,35 +30,16 @@ from collections.abc import Callable, Collection
 
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.llvm.ir_builder import BITS, SUFFIX, Code, Value, constant, llvm_type
+from anyshape.backend.cpu.machine import low_precision
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import gemv_panels
+from anyshape.backend.cpu.microkernels.tables.gemv import DTYPES, PLACES, routines
 
-PLACES = 8  # vectors at most
-COUNTS = {"dot": (1, 2, 4, 8), "spread": (1, 2, 4, 8)}  # the routines' numbers of vectors
-DTYPES = ("f32", "f64", *half_precision.DTYPES)
-PANELS = (1, 2, 4, 8)  # numbers of vectors of the routines over panels
 ARGUMENTS = ("matrix", "step", "inner", "begin", "end", "places", "element", "result_step", "scalars")
 SUMS = 8  # vectors of sums at once: as many as hide the latency of a multiply-add
 AHEAD = 4096  # bytes of the matrix fetched ahead where the vectors take the processor's own attention
 ROWS = 4  # rows of the matrix added to the results in one go
 STRIP = 2048  # results that stay in the first cache meanwhile
-
-
-def routine(way: str, dtype: str, count: int, wide: bool = False) -> str:
-    """The name of the routine that does `count` vectors: the least that is enough."""
-    return f"{way}_{dtype}_{min(number for number in COUNTS[way] if number >= count)}{'_wide' * wide}"
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    narrow = [f"{way}_{dtype}_{count}" for dtype in DTYPES for way in COUNTS for count in COUNTS[way]]
-    return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in half_precision.DTYPES),
-            *map(over_panels, PANELS)]
-
-
-def over_panels(count: int) -> str:
-    """The name of the routine over panels that does `count` vectors."""
-    return f"panels_{half_precision.BYTES}_{min(number for number in PANELS if number >= count)}"
 
 
 def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -67,10 +48,10 @@ def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, count, *wide = name.split("_")
-        if dtype not in wanted or (dtype in half_precision.DTYPES and dtype not in half_precision.dtypes(target)):
+        if dtype not in wanted or (dtype in low_precision.DTYPES and dtype not in low_precision.dtypes(target)):
             continue
         if way == "panels":
-            text, declared = gemv_panels.emit(target, name, ARGUMENTS, int(count), PLACES)
+            text, declared = gemv_panels.emit(target, name, dtype, ARGUMENTS, int(count), PLACES)
             declarations |= declared
             parts.append(text)
             continue
@@ -88,14 +69,14 @@ class _Thin:
     def __init__(self, target: Machine, dtype: str, count: int, wide: bool) -> None:
         self.code = Code(target)
         self.stored = dtype
-        self.half = dtype in half_precision.DTYPES
+        self.half = dtype in low_precision.DTYPES
         self.dtype = "f32" if self.half else dtype  # of sums
         self.count = count
         self.size = 2 if self.half else BITS[dtype] // 8
         self.wide = wide
         self.matrix_size = 4 if wide else self.size
         self.lanes = target.vector_bytes * 8 // BITS[self.dtype]
-        self.taken = self.lanes * half_precision.per_word(target, dtype) if self.half else self.lanes  # elements in a
+        self.taken = self.lanes * low_precision.per_word(target, dtype) if self.half else self.lanes  # elements in a
         # vector
         (self.matrix, self.step, self.inner, self.begin, self.end, places, self.element, self.result_step,
          scalars) = (Value(f"%{name}", "i64") for name in ARGUMENTS)

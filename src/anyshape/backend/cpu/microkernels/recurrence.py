@@ -24,31 +24,19 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from anyshape.backend.cpu.llvm import vector_math
-from anyshape.backend.cpu.llvm.half_precision import BYTES, multiply_add
+from anyshape.backend.cpu.llvm.half_precision import multiply_add
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
+from anyshape.backend.cpu.machine.low_precision import BYTES
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
+from anyshape.backend.cpu.microkernels.tables.recurrence import BYTES_FAMILY, FAMILY, height, routines
 from anyshape.ops.recurrence import BLOCK, WORD
 
-FAMILY = "recurrence"  # what stands for the dtype of its products: programs without a recurrence do not compile it
 ARGUMENTS = ("weights", "bias", "before", "before_step", "gates", "gates_step", "cells", "after", "after_step", "rows",
              "blocks", "hidden")
-BYTES_FAMILY = "recurrence_bytes"
 BYTES_ARGUMENTS = ("weights", "sums", "scales", "before", "before_step", "gates", "gates_step", "cells", "after",
                    "after_step", "rows", "blocks", "hidden", "words", "scale", "zero")
 QUANTIZE_ARGUMENTS = ("state", "rows", "hidden", "bytes", "bytes_step", "found")
-HEIGHTS = ("many", "one")  # rows at a time
-
-
-def height(target: Machine) -> int:
-    """Rows at a time of the routines for many: their sums fill half of the registers."""
-    return 4 if target.vector_bytes == 64 else 2
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    names = [f"cell_{cell}_{rows}" for cell in (*_CELLS, "bytes") for rows in HEIGHTS]
-    return [*names, "quantize"]
 
 
 def emit_recurrence(target: Machine, wanted: Collection[str] = (FAMILY,)) -> str:
@@ -126,7 +114,6 @@ _CELLS = {
     "gru": _Body(_gru, 3, (0, 1, 2), "before"), "tanh": _Body(_tanh, 1, (0,)), "relu": _Body(_relu, 1, (0,)),
     "reset": _Body(_reset, 3, (0, 1), "before", writes_cells=True),
     "new": _Body(_new, 3, (2,), "after", reads_cells=True)}
-FIRST = {"gru_before": "reset"}  # the first routine of a cell that is not one of its name
 
 
 class _Cell(Routine):

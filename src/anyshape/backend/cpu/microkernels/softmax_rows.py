@@ -23,16 +23,8 @@ from collections.abc import Callable, Collection
 from anyshape.backend.cpu.llvm import vector_math
 from anyshape.backend.cpu.llvm.ir_builder import BITS, SUFFIX, Code, Value, constant, llvm_type
 from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.microkernels.tables.softmax_rows import ARGUMENTS, DTYPES, routines
 from anyshape.ops.attention import FAR
-
-DTYPES = ("f32", "f64")
-_WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "scale", "mask", "mask_step", "sums", "sums_step")
-ARGUMENTS = {"weigh": (*_WEIGH, "factors"), "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    return [f"{way}_{dtype}" for dtype in DTYPES for way in ARGUMENTS]
 
 
 def emit_attention(target: Machine, wanted: Collection[str] = DTYPES) -> str:

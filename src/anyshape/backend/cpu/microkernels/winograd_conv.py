@@ -31,25 +31,10 @@ from collections.abc import Callable, Collection
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.routine import Routine, number
+from anyshape.backend.cpu.microkernels.tables.winograd_conv import ARGUMENTS, most
 
 DTYPES = ("f32",)
 POINTS = 4  # of a tile along a line, and across lines
-MOST = 6  # channels of a block
-BLOCK = "inputs channels weights sums far".split()
-ARGUMENTS = {"winograd_weights": "weight channels target step far".split(),
-             "winograd_input": "x line plane channels target".split(),
-             "winograd_write": "sums outs biases result step line positions lines addend least flag".split(),
-             **{f"winograd_{height}": BLOCK for height in range(1, MOST + 1)}}
-
-
-def routines() -> list[str]:
-    """The names of all routines, in the order of the host's table of functions."""
-    return list(ARGUMENTS)
-
-
-def most(target: Machine) -> int:
-    """Channels of the largest block, whose sums fill the registers."""
-    return MOST if target.vector_bytes == 64 else MOST // 2
 
 
 def emit_winograd(target: Machine, wanted: Collection[str] = DTYPES) -> str:

@@ -62,14 +62,18 @@ class Struct(int):
         fields = dict(cls.fields)
         at = cls.total
         for name, annotation in inspect.get_annotations(cls).items():
-            kind, inline = _evaluated(annotation, cls.__module__), None
-            if get_origin(kind) is Annotated:
-                kind, mark = get_args(kind)
-                inline = mark.number
             assert name not in fields, f"{cls.__name__} has two fields {name}"
-            fields[name] = Field(at, kind, inline)
+            if annotation == "i64":  # most are
+                fields[name], width = Field(at, int, None), 1
+            else:
+                kind, inline = _evaluated(annotation, cls.__module__), None
+                if get_origin(kind) is Annotated:
+                    kind, mark = get_args(kind)
+                    inline = mark.number
+                fields[name] = Field(at, kind, inline)
+                width = fields[name].words
             setattr(cls, name, fields[name])
-            at += fields[name].words
+            at += width
         cls.fields, cls.total = fields, at
 
     @classmethod
@@ -90,10 +94,8 @@ class Struct(int):
 
 
 def _evaluated(annotation: Any, module: str) -> Any:
-    """What an annotation of a module says. Most are `i64`: `get_type_hints` takes ten times as long for a record, and
-    every process makes all of them."""
-    if annotation == "i64":
-        return int
+    """What an annotation of a module says: `get_type_hints` takes ten times as long for a record, and every process
+    makes all of them."""
     return eval(annotation, vars(sys.modules[module])) if isinstance(annotation, str) else annotation  # noqa: S307
 
 

@@ -158,6 +158,7 @@ def half_frame(data: AttentionWork, frame: PackedFrame, inner: PackedProduct, sc
     frame.sums = scratch + step.sums
     frame.blocks = 1
     inner.item = step.item
+    inner.a_item = step.item
     inner.alpha = step.one
     inner.lanes = step.lanes
     inner.grain = step.grain

@@ -57,9 +57,7 @@ from anyshape.backend.cpu.native.records import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address, copy_run, entry_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
-from anyshape.ops import matmul
-
-PANEL = matmul.PANEL  # columns of a panel where A lies in panels
+from anyshape.ir.panels import PANEL
 
 
 class PackedWork(Struct):
@@ -87,7 +85,7 @@ class Fetch(Struct):
     last: i64
     target: i64
     target_step: i64
-    apart: i64  # bytes from word to word of the columns that a tile of 8-bit numbers multiplies
+    apart: i64  # bytes from word to word of the columns that a tile multiplies
 
 
 class PackedFrame(Struct):

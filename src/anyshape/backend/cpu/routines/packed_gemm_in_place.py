@@ -144,6 +144,7 @@ def multiply_over_rows(frame: PackedFrame, panel: int, rows: int, count: int, ta
         thirds = minimum(3, parts(size - row, grain))
         tile = entry[2 * (3 - thirds) + width - 1]
         frame.fetch.target = target
+        frame.fetch.apart = width * lanes * F32
         if thirds * grain <= size - row and width * lanes == columns:
             call_void(tile, panel, rows, count, target, c_step, 1 if more != 0 else 0, frame.fetch)
         else:

@@ -21,7 +21,7 @@ from anyshape.backend.cpu.bytecode.template import (
     Kind,
     WindowWords,
 )
-from anyshape.backend.cpu.microkernels import gemv
+from anyshape.backend.cpu.microkernels.tables import gemv
 from anyshape.backend.cpu.native.records import Array, Struct, fill_zero, i64, maximum, minimum, new, size_of, words_of
 from anyshape.backend.cpu.routines.encoding.product import ask, encode_call, next_window, rounded
 

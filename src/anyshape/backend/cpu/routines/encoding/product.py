@@ -63,9 +63,8 @@ from anyshape.backend.cpu.native.records import (
     words,
     words_of,
 )
-from anyshape.ops import matmul
+from anyshape.ir.panels import PANEL, WORD
 
-PANEL, WORD = matmul.PANEL, matmul.WORD
 TOO_LARGE = 1 << 31  # sizes that BLAS takes are below
 DIM_WORDS, LIBRARY_WORDS, PACKED_WORDS = map(words_of, (Dim, LibraryProduct, PackedProduct))
 LOOP = 1 + 4  # words of a batch dim: its size, and the strides of a, b, c and the addend
@@ -208,12 +207,13 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
                 one_row, 0, sizes, dims)
     if piece.panels:
         b.slot = right_window.slot
-        b.bytes = right_window.offset
-        b.item = 1
+        b.bytes = right_window.offset * right_window.item
+        b.item = right_window.item
         b.rows = a.columns
-        b.columns = sizes[1]
+        b.columns = sizes[rank - 1]
         b.row = right_window.numbers[5]
         b.column = right_window.numbers[4]
+        fill_zero(b.batch, 8 * dims)
     else:
         take_matrix(b, right_window, right_window.numbers, tail(right_window.numbers, right_window.rank),
                     right_window.rank, 0, one_column, sizes, dims)
@@ -230,12 +230,15 @@ def encode_product(piece: ProductPiece, out: Array[i64]) -> int:
 
 
 def are_panels(left: WindowWords, right: WindowWords, result: WindowWords) -> int:
-    """Whether these are a matrix of bytes, panels of another one that go with it, and their product."""
-    if left.rank != 2 or right.rank != 4 or result.rank != 2:
+    """Whether these are matrices, panels of one that goes with them, and their products."""
+    if left.rank < 2 or right.rank != 4 or result.rank != left.rank:
         return 0
     of = right.numbers  # sizes, then strides
-    return (of[2] == PANEL and of[3] == WORD and of[6] == WORD and of[7] == 1 and of[5] >= PANEL * WORD
-            and of[4] >= of[5] * of[1] and left.numbers[1] <= WORD * of[1] and result.numbers[1] <= PANEL * of[0])
+    word = WORD // right.item
+    last = left.rank - 1
+    return (of[2] == PANEL and of[3] == word and of[6] == word and of[7] == 1 and of[5] >= PANEL * word
+            and of[4] >= of[5] * of[1] and left.numbers[last] <= word * of[1]
+            and result.numbers[last] <= PANEL * of[0])
 
 
 def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, batch: Array[i64], dims: int,
@@ -266,7 +269,7 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
         find_over_panels(kind, left, right, c, thin)
     else:
         find_thin(kind, left, right, c, thin)
-    if thin.function != 0 and not kind.half:
+    if thin.function != 0 and not kind.half and not piece.panels:
         ours = ask(kind, THIN_ONES)
         if ours < 0:
             return ours
@@ -274,15 +277,15 @@ def encode_matrices(piece: ProductPiece, a: Matrix, b: Matrix, c: Matrix, addend
             fill_zero(thin, size_of(Thin))
     plain = not kind.f64 and left.columns > 0 and not piece.scaled and not (piece.addend and piece.weighted)
     by_us = 0
-    if not kind.half and plain and thin.function == 0:
+    if not kind.half and plain and thin.function == 0 and not piece.panels:
         by_us = ours_do(kind, c.rows, c.columns, left.columns, batches)
         if by_us < 0:
             return by_us
     length = 0
     head = ProductStep(out)
-    if kind.library and not by_us:
+    if kind.library and not by_us and not piece.panels:
         length = by_library(kind, left, right, c, leading, thin, LibraryProduct(out))
-    if length == 0 and thin.function != 0 and (kind.half or (kind.f32 and not kind.library)):
+    if length == 0 and thin.function != 0 and (kind.half or piece.panels or (kind.f32 and not kind.library)):
         length = by_vectors(thin, LibraryProduct(out))
     if length == 0 and (plain or kind.half):
         length = by_panels(kind, left, right, c, PANELS, PackedProduct(out))
@@ -512,10 +515,10 @@ def find_over_panels(kind: Kind, left: Matrix, right: Matrix, c: Matrix, thin: T
     thin.function = kind.thin[THIN_COUNTS * OVER_PANELS + c.rows]
     thin.second = 0
     thin.rows = c.columns
-    thin.step = right.column
+    thin.step = right.column * right.item
     thin.count = c.rows
-    thin.vector = left.row
-    thin.element = 1
+    thin.vector = left.row * left.item
+    thin.element = left.item
     thin.result = c.row * c.item
     thin.result_step = c.item
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyshape.artifact.container import ALIGNMENT, refused
+from anyshape.artifact.format.container import ALIGNMENT, refused
 from anyshape.ir.types import size_of
 from anyshape.runtime.driver.numpy_driver import NUMPY_DTYPES
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import anyshape.ops  # noqa: F401  fills the table of ops
-from anyshape.artifact.container import refused
+from anyshape.artifact.format.container import refused
 from anyshape.base.errors import AnyShapeError
 from anyshape.ir.graph import Graph, effect_of
-from anyshape.ir.parse import parse as read_graph
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.ir.verify import verify
-from anyshape.kernel.loop_ir.parse import parse as read_kernels
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.parse import parse as read_plan
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.verify import verify as verify_plan
-from anyshape.runtime.numpy_ops import reason_against
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
@@ -34,6 +30,9 @@ def parse_graph(text: str, needed: Sequence[str], where: str) -> tuple[Graph, tu
     Raises:
         ArtifactError: it is none, or asks for what a file may not have.
     """
+    from anyshape.ir.parse import parse as read_graph  # not needed where a file's plan is trusted
+    from anyshape.ir.verify import verify
+    from anyshape.runtime.numpy_ops import reason_against
     if text.count("\n") > MOST_NODES:
         raise refused(where, f"it has more than {MOST_NODES} equations")
     try:
@@ -100,6 +99,7 @@ def parse_kernels(text: str, where: str) -> list[LoopProgram]:
     """
     if not text.strip():
         return []
+    from anyshape.kernel.loop_ir.parse import parse as read_kernels  # not needed where a file's plan is trusted
     try:
         return [program for _, program in read_kernels(text)]
     except Exception as error:  # the border to a text of a file

@@ -10,7 +10,6 @@ import itertools
 import mmap
 import re
 import struct
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -37,6 +36,7 @@ def refused(where: str, why: str, do: str = "use the file as anyshape.save wrote
 
 def write(path: Path, members: Mapping[str, bytes]) -> None:
     """Writes the members, in their order; the file is there whole, or not at all."""
+    import zipfile  # for writing only
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as container:
         for name, data in members.items():
             assert container.fp is not None

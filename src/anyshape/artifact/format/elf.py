@@ -14,10 +14,9 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
-from anyshape.artifact.container import refused
+from anyshape.artifact.format.container import refused
 
 _HEADER, _SECTION = struct.Struct("<16s2HI3QI6H"), struct.Struct("<2I4Q2I2Q")
 _SYMBOL, _RELOCATION = struct.Struct("<I2BH2Q"), struct.Struct("<2Qq")
@@ -33,8 +32,7 @@ MOST_SECTIONS, MOST_SYMBOLS = 4096, 65536
 _STUB = 16  # bytes of a jump to an outside function, or of a word that holds an address
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(NamedTuple):
     kind: int
     flags: int
     begin: int
@@ -45,8 +43,7 @@ class _Section:
     entry: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbol:
+class _Symbol(NamedTuple):
     name: str
     section: int
     value: int

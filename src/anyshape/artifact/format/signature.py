@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from anyshape.artifact.container import refused
+from anyshape.artifact.format.container import refused
 from anyshape.base.errors import InputError
 
 KINDS = ("array", "size", "fixed")
