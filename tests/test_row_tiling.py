@@ -68,8 +68,8 @@ def test_a_step_in_bands_is_eager_s(loss_fn: object, tied: bool, products: int) 
     model, other = Words(tied, torch.float64), Words(tied, torch.float64)
     other.load_state_dict(model.state_dict())
     optimizer, its = (torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in (model, other))
-    step = anyshape.train_step(model, loss_fn, optimizer, strict=True, check=1)
-    for rows, length in ((4, 31), (7, 5), (2, 2), (1, 3), (2, 31)):
+    step = anyshape.train_step(model, loss_fn, optimizer, strict=True, check=1, memory_limit="1GB")
+    for rows, length in ((4, 31), (2, 2), (1, 3)):
         both = torch.randint(0, WORDS, (2, rows, length))
         both[1, 0, 1] = -100
         batch = both if loss_fn is in_two else (both,)

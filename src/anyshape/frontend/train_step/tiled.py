@@ -1,6 +1,9 @@
-"""A train step of one process whose widest chain of equations runs by bands of rows (dist/row_tiling.py).
+"""A train step of one process, under a memory limit, whose widest chain of equations runs by bands of rows
+(dist/row_tiling.py).
 
-The halves of the step are joined to one graph, in which the chain is looked for, and cut again behind it.
+The halves of the step are joined to one graph, in which the chain is looked for, and cut again behind it. Weights of
+the chain are packed for each band, and the gradient of a large weight exists as a whole, so bands are for those who
+have asked for less memory.
 """
 from __future__ import annotations
 
@@ -38,11 +41,11 @@ def compile_tiled(compilation: Compilation, number: int, gm: GraphModule, halves
         gm: the traced step with its update; it is left as it is. halves: of it, with no update written out.
     """
     config = compilation.config
-    if pipeline.ROW_TILING in config.disabled() or config.check >= 2:
+    if not config.limited or pipeline.ROW_TILING in config.disabled() or config.check >= 2:
         return None
     try:
         return _compiled(compilation, number, gm, halves)
-    except Unsupported:  # what the IR does not carry: the halves are compiled in parts
+    except Unsupported:  # what the IR does not carry: the halves are compiled in parts, which says why
         return None
 
 
