@@ -46,7 +46,8 @@ def test_products_of_all_numbers_of_rows(inner: int, columns: int) -> None:
 def test_panels_that_do_not_fit_are_refused() -> None:
     for text in (product_graph(64, 100).replace("columns=100", "columns=65"),
                  product_graph(64, 100).replace("64]", "63]"),
-                 product_graph(64, 100).replace("w: f32", "w: f64")):
+                 product_graph(64, 100).replace("w: f32", "w: f64"),
+                 product_graph(64, 0).replace("columns=0", "columns=-5").replace("0]\n", "-5]\n")):
         with pytest.raises(VerifyError):
             verify(parse(text))
 

@@ -106,7 +106,8 @@ class Config:
                              "attention: leave it as it is written; regimes: one version of each kernel; order: steps "
                              "run as they were traced; output_reuse: no value lies in a result or over another; "
                              "epilogues: no kernel runs with the product before it, in bands or not; fast_dispatch: "
-                             "calls go through Dynamo's and AOTAutograd's wrappers")
+                             "calls go through Dynamo's and AOTAutograd's wrappers; row_tiling: no chain of products "
+                             "runs by bands of rows")
 
     @staticmethod
     def make(**overrides: Any) -> Config:

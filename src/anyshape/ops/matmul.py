@@ -65,8 +65,9 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 def _prepacked(name: str, a: TensorType, b: TensorType, attrs: Attrs) -> Types:
     """The result of a product whose right operand lies in panels."""
     columns, inner = attrs["columns"], a.shape[-1] if a.rank > 1 else None
-    result = {"f32": "f32", "i8": "i32"}.get(b.dtype)
-    if "rounded" in attrs or result is None or not (isinstance(columns, int) and isinstance(inner, int)
+    result = {("f32", "f32"): "f32", ("u8", "i8"): "i32"}.get((a.dtype, b.dtype))
+    if "rounded" in attrs or result is None or not (isinstance(columns, int) and columns >= 0
+                                                    and isinstance(inner, int)
                                                     and b.shape == panels_of(inner, columns, b.dtype)):
         fail(name, f"{b} are no panels of {columns} columns, as {a} wants them")
     return (TensorType(str(result), (*a.shape[:-1], columns), None, same_device(name, (a, b))),)

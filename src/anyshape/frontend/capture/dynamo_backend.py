@@ -38,6 +38,7 @@ from anyshape.frontend.train_step.distributed import compile_distributed
 from anyshape.frontend.train_step.partition import HalvesProgram, step_halves
 from anyshape.frontend.train_step.pipelined import compile_pipelined
 from anyshape.frontend.train_step.program import StepProgram
+from anyshape.frontend.train_step.tiled import compile_tiled
 from anyshape.frontend.train_step.traced_gradients import detached, point_at_forward
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.frontend.train_step.validation import warn_of_inputs
@@ -277,6 +278,9 @@ def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], g
         return compile_or_interpret(ProgramRequest(
             gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
             tape=None, partner=None, whole=True, static_inputs=static))
+    tiled = compile_tiled(compilation, number, gm, halves)
+    if tiled is not None:
+        return tiled
     expanded(halves.backward)
     found = []
     for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.order.forward_inputs),

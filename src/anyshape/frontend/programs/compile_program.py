@@ -167,16 +167,17 @@ def prepared_of(request: ProgramRequest) -> PreparedBackward | None:
 def _needed(graph: Graph, notes: Notes, backward: PreparedBackward | None) -> tuple[Size, ...]:
     """Sizes that must be at least 0, beside those of the graph itself: differences of sizes that the trace takes as
     equal, and what the backward of this forward needs. A call that does not fit must be refused before it runs."""
-    sizes = list(_differences(notes))
+    sizes = list(size_differences(notes))
     if backward is not None and backward.form is not None:
         later, more = backward.form
-        sizes += [*_differences(more), *uncertain_sizes(later.graph)]
+        sizes += [*size_differences(more), *uncertain_sizes(later.graph)]
     known = {name for value in graph.inputs if isinstance(value.type, TensorType) for size in value.type.shape
              for name in symbols_of(size)} | {value.name for value in graph.inputs}
     return tuple(size for size in dict.fromkeys(sizes) if symbols_of(size) <= known)
 
 
-def _differences(notes: Notes) -> list[Size]:
+def size_differences(notes: Notes) -> list[Size]:
+    """Differences of sizes that the trace takes as equal, which are at least 0 then."""
     return [size for a, b in notes.equalities for size in (a - b, b - a) if isinstance(size, Expr)]
 
 

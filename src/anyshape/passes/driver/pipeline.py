@@ -39,9 +39,10 @@ ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse,
                           conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
-# (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), and calls past torch's
-# wrappers (frontend/capture/fast_dispatch.py, frontend/capture/autograd_function.py)
-ATTENTION, REGIMES, FAST_DISPATCH = TECHNIQUES = ("attention", "regimes", "fast_dispatch")
+# (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), calls past torch's
+# wrappers (frontend/capture/fast_dispatch.py, frontend/capture/autograd_function.py), and chains of products that a
+# train step runs by bands of rows (dist/row_tiling.py)
+ATTENTION, REGIMES, FAST_DISPATCH, ROW_TILING = TECHNIQUES = ("attention", "regimes", "fast_dispatch", "row_tiling")
 
 
 class GraphPasses(PassManager[Graph, Config]):
