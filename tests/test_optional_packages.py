@@ -28,7 +28,7 @@ for call in (lambda: anyshape.{name}{arguments},):
 
 
 @pytest.mark.parametrize("command, package, extra", [
-    ("version", "torch", "torch"), ("demo", "torch", "demo"), ("bench", "rich", "bench"),
+    ("demo", "torch", "demo"), ("bench", "rich", "bench"),
     ("explain x.py:f", "torch", "torch"), ("compile model.onnx -o model.any", "torch", "onnx")])
 def test_without_a_package_a_command_says_what_to_install(command: str, package: str, extra: str) -> None:
     said = alone(f"""
