@@ -206,12 +206,13 @@ def measured(case: Case, threads: int, rounds: int, folder: Path) -> dict[str, A
 
 
 def ratio(row: dict[str, Any], other: str, key: str) -> float | None:
-    """Ours of another runtime's, over all shapes; None where it did not run."""
+    """Ours of another runtime's, over all shapes, of new ones over all but the first; None where it did not run."""
     ours, theirs = (row["runtimes"].get(name) for name in (OURS, other))
     if ours is None or theirs is None:
         return None
-    pairs = zip(ours[key], theirs[key], strict=True) if isinstance(ours[key], list) else [(ours[key], theirs[key])]
-    return geometric_mean(one / another for one, another in pairs)
+    pairs = list(zip(ours[key], theirs[key], strict=True)) if isinstance(ours[key], list) else [
+        (ours[key], theirs[key])]
+    return geometric_mean(one / another for one, another in (key == "new" and pairs[1:]) or pairs)
 
 
 def new_of_seen(found: dict[str, Any]) -> float:
