@@ -1,6 +1,6 @@
-"""What this user compiled of a file's graph before: its plan and machine code, kept in the user's own cache, which is
-only read where nobody else could have written it (base/disk_cache.py). A file that nobody trusts is then loaded as if
-its machine code were trusted, and nothing of it becomes code all the same.
+"""Compilation cache of loaded files: what this user compiled of a graph before, its plan and machine code, in the
+user's own disk cache, which is only read where nobody else could have written it (base/disk_cache.py). A file that
+nobody trusts is then loaded as if its machine code were trusted, and nothing of it becomes code all the same.
 
     entry:  {"machine": {...}, "sizes": {"plan": bytes, "host": bytes, ...}} as a line, the plan's text, the objects
 """

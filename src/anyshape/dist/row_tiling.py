@@ -1,4 +1,5 @@
-"""Row tiling: a chain of equations whose rows are independent, from a product to products, runs band by band of rows.
+"""Row tiling: a chain of equations whose rows are independent, from a product to products, runs band by band of rows
+(of a language model: chunked, or fused, linear cross entropy).
 
     l = h @ w;  p = softmax(l);  g = p - y;  dh = g @ w^T;  dw = g^T @ h       l, p, g: [rows, many columns]
     -->  for each band of rows:  l = h[band] @ w;  ...;  dh[band] = g @ w^T;  dw += g^T @ h[band]

@@ -1,4 +1,4 @@
-"""What a function asks of sizes while JAX exports it.
+"""Guards on symbolic sizes of JAX: what a function asks of sizes while JAX exports it.
 
     if x.shape[0] % 4 == 0:    JAX cannot tell, and says no  -->  ("mod(x_0, 4)", "0")
 

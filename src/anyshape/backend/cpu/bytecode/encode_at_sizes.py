@@ -1,5 +1,6 @@
-"""Library steps whose words Python encodes at each new shape: grouped convolutions, routing, recurrences. A native
-routine fills in the words of all others (backend/cpu/bytecode/template.py), and most programs have no other."""
+"""Native bytecode encoder, in Python, of library steps whose words are made at each new shape: grouped
+convolutions, routing, recurrences. A native routine fills in the words of all others
+(backend/cpu/bytecode/template.py), and most programs have no other."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""What the processor does with numbers of few bits: which it converts, which it multiplies as pairs or fours in a lane,
-and which as whole tiles."""
+"""Low-precision instructions of the processor (bf16, f16, 8 bits; VNNI, AMX): which numbers it converts, which it
+multiplies as pairs or fours in a lane, and which as whole tiles."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine.target import Machine

@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/direct_conv.py."""
+"""Names and sizes of the microkernels of direct convolution (backend/cpu/microkernels/direct_conv.py)."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine.target import Machine

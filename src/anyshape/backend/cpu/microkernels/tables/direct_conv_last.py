@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/direct_conv_last.py."""
+"""Names and sizes of direct convolution, channels last (backend/cpu/microkernels/direct_conv_last.py)."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.microkernels.tables.direct_conv import HEIGHTS, VECTORS

@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/gemm.py."""
+"""Names and sizes of the GEMM microkernels (backend/cpu/microkernels/gemm.py)."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine.low_precision import BYTES, SIDE, tiles

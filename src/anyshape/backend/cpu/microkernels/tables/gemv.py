@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/gemv.py."""
+"""Names and sizes of the GEMV microkernels (backend/cpu/microkernels/gemv.py)."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine import low_precision

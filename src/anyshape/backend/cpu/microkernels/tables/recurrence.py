@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/recurrence.py."""
+"""Names and sizes of the microkernels of LSTM, GRU and RNN (backend/cpu/microkernels/recurrence.py)."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine.target import Machine

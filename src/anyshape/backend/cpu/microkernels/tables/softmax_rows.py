@@ -1,4 +1,4 @@
-"""The table of backend/cpu/microkernels/softmax_rows.py."""
+"""Names and sizes of the microkernels of softmax over rows, in attention (backend/cpu/microkernels/softmax_rows.py)."""
 from __future__ import annotations
 
 DTYPES = ("f32", "f64")
