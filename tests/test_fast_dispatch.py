@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 
 import pytest
@@ -16,6 +17,7 @@ from anyshape.frontend.capture.fast_dispatch import frame_locals
 from anyshape.frontend.capture.frame_callback import MadeMeanwhile
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.specialize.shape_binding import Binder
+from anyshape.torch_compat.dynamo.internals import add_guard
 from counting import calls
 
 
@@ -490,3 +492,34 @@ def test_a_shape_never_seen_does_not_have_the_parameters_looked_at_again(monkeyp
         for rows in range(2, 32):
             fast(torch.randn(rows, 8))
     assert len(looked) >= 30 and sum(looked) <= 2
+
+
+def test_an_interrupt_that_comes_in_a_guard_is_not_lost():
+    """torch's C++ clears what a guard that is written in Python raises: the call went on as if nobody had asked."""
+    net, x = Net().eval(), torch.randn(3, 8)
+    fast, watch = opened(net, x)
+    dispatch = fast._anyshape.oblivious.dispatch
+    given: list[type[BaseException]] = []
+
+    def holds(values):
+        if given:
+            raise given.pop()
+        return True
+
+    add_guard(dispatch.programs[0][0], holds, "a guard written in Python")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with torch.no_grad():
+            same(fast(x), net(x))
+            given.append(KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt, match="guards were checked"):
+                fast(x)
+            same(fast(x), net(x))
+            same(fast(torch.randn(5, 8)).shape, (5, 8))
+            assert watch.calls == 0
+            signal.signal(signal.SIGINT, lambda *_: None)  # nothing is raised by Ctrl-C: another fault than an interrupt
+            given.append(ValueError)
+            same(fast(x), net(x))
+            assert watch.calls == 1
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import signal
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -139,6 +141,7 @@ class FastDispatch:
         asked whether somebody watches, or whether torch.compile is tracing.
 
         Raises:
+            KeyboardInterrupt: it came while guards were checked.
             NotCovered: as the program does; and whatever the user's program raises.
         """
         function = self.function
@@ -157,7 +160,17 @@ class FastDispatch:
         for guards, check, run in self.programs:
             if guards.cache_entry is not None and check(values):
                 return run(*arguments, **keywords)
+        if self._lost_interrupt(values):
+            raise KeyboardInterrupt("while guards were checked")
         return MISS
+
+    def _lost_interrupt(self, values: dict[str, Any]) -> bool:
+        """Whether Ctrl-C came while a guard that is written in Python ran: torch's C++ clears whatever such a guard
+        raises, and says that the guard does not hold. So guards that hold now, of the same values, have lost it. Only
+        where Ctrl-C raises KeyboardInterrupt: what another handler would have raised is not known."""
+        return (signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                and threading.current_thread() is threading.main_thread()
+                and any(guards.cache_entry is not None and check(values) for guards, check, _ in self.programs))
 
     def _reached_through_hooks(self, kind: Any) -> bool:
         """Would calling the module do more than call `forward`? (`nn.Module._call_impl`, and its overriding)"""
