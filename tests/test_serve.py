@@ -62,11 +62,16 @@ def error_of(status: int, answer: bytes) -> tuple[int, str]:
 def test_metadata_health_and_metrics(model: Served) -> None:
     with server(model) as (port, _):
         client = Client(port)
-        assert json.loads(client.send("GET", "/v2")[1])["extensions"] == ["binary_tensor_data", "statistics"]
+        assert json.loads(client.send("GET", "/v2")[1])["extensions"] == [
+            "binary_tensor_data", "model_configuration", "statistics"]
         assert json.loads(client.send("GET", "/v2/models/encoder")[1]) == {
             "name": "encoder", "versions": ["1"], "platform": "anyshape",
             "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}],
             "outputs": [{"name": "result", "datatype": "FP32", "shape": [-1, -1, 50]}]}
+        assert json.loads(client.send("GET", "/v2/models/encoder/config")[1]) == {
+            "name": "encoder", "platform": "anyshape", "backend": "anyshape", "max_batch_size": 0,
+            "input": [{"name": "ids", "data_type": "TYPE_INT64", "dims": [-1, -1]}],
+            "output": [{"name": "result", "data_type": "TYPE_FP32", "dims": [-1, -1, 50]}]}
         for path in ("health/live", "health/ready", "models/encoder/ready", "models/encoder/versions/1/ready"):
             assert client.send("GET", f"/v2/{path}")[0] == 200
         for path in ("/v2/models/other", "/v2/models/encoder/versions/2", "/nothing"):

@@ -1,7 +1,7 @@
 """The inference server as an ASGI application: routes of the Open Inference Protocol, health, metrics.
 
     POST /v2/models/NAME/infer    GET /v2/models/NAME    GET /v2/health/live    GET /v2/health/ready    GET /metrics
-    GET /v2/models/NAME/stats     GET /v2/models/stats
+    GET /v2/models/NAME/stats     GET /v2/models/stats       GET /v2/models/NAME/config
 
 The event loop reads requests and writes answers; calls run in the threads of the batcher. Bytes are counted from the
 first one of a request to the last one of its answer, and what does not fit into the limit is refused.
@@ -242,7 +242,7 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
 
     async def server(_request: Request) -> Response:
         return JSONResponse({"name": "anyshape", "version": __version__,
-                             "extensions": ["binary_tensor_data", "statistics"]})
+                             "extensions": ["binary_tensor_data", "model_configuration", "statistics"]})
 
     async def live(_request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -258,6 +258,13 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
         return JSONResponse({"name": model.name, "versions": ["1"], "platform": model.platform,
                              "inputs": [one.encode() for one in model.inputs],
                              "outputs": [one.encode() for one in model.outputs]})
+
+    async def configuration(request: Request) -> Response:
+        model = hosted.models[name_of(hosted, request)]
+        # 0: clients send whole shapes, their first size too; requests share calls without being asked to
+        return JSONResponse({"name": model.name, "platform": model.platform, "backend": model.platform,
+                             "max_batch_size": 0, "input": [one.configured() for one in model.inputs],
+                             "output": [one.configured() for one in model.outputs]})
 
     async def statistics(request: Request) -> Response:
         names = [name_of(hosted, request)] if "model" in request.path_params else list(hosted.models)
@@ -284,7 +291,8 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
     routes = [] if "stats" in hosted.models else [Route("/v2/models/stats", statistics)]
     for place in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         routes += [Route(f"{place}/infer", infer, methods=["POST"]), Route(place, metadata),
-                   Route(f"{place}/ready", model_ready), Route(f"{place}/stats", statistics)]
+                   Route(f"{place}/ready", model_ready), Route(f"{place}/config", configuration),
+                   Route(f"{place}/stats", statistics)]
     routes += [Route("/v2", server), Route("/v2/health/live", live), Route("/v2/health/ready", ready),
                Route("/metrics", counted)]
     return Starlette(routes=routes, lifespan=lifespan,

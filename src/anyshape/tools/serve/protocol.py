@@ -52,6 +52,10 @@ class TensorSpec:
         """As metadata have it."""
         return {"name": self.name, "datatype": DATATYPES[self.dtype], "shape": list(self.shape)}
 
+    def configured(self) -> dict[str, Any]:
+        """As Triton's model configuration has it."""
+        return {"name": self.name, "data_type": f"TYPE_{DATATYPES[self.dtype]}", "dims": list(self.shape)}
+
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
