@@ -147,8 +147,8 @@ def _without_trust(container: Container, head: Head, weights: Mapping[str, tuple
     except ImportError:
         raise ArtifactError("the program cannot be compiled in this process", where=str(container.path),
                             why="llvmlite is not installed, and the file's machine code is not trusted",
-                            do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True"
-                            ) from None
+                            do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True "
+                               "(--trust-native on the command line)") from None
     config, threads = Config.make(), options[1]
     cache = cache_of(config)
     key = "" if cache is None else kept_code.key_of(container.data("graph.txt"), head.needed, config, threads)
