@@ -526,3 +526,28 @@ def test_nodes_come_in_any_order():
     made.graph.node[3].input[0] = "y"
     with pytest.raises(AnyShapeError, match="is not there"):
         anyshape.compile_onnx(made)(np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(("op", "opset", "more"), [
+    ("MaxPool", 18, {}), ("MaxPool", 18, {"pads": [1, 0]}), ("AveragePool", 18, {}), ("LpPool", 18, {}),
+    ("AveragePool", 18, {"count_include_pad": 1}), ("AveragePool", 19, {"count_include_pad": 1}),
+    ("AveragePool", 19, {"count_include_pad": 1, "pads": [0, 1]})])
+def test_a_pool_over_less_than_a_window_is_onnxruntimes(op, opset, more):
+    """onnxruntime divides toward zero, so what is shorter than a window, by less than a stride, has one of what there
+    is; an empty tensor of it would be NaN in a mean behind it, silently."""
+    made = model([helper.make_node(op, ["x"], ["y"], kernel_shape=[3], strides=[3], **more)], {"x": ["n", 2, "l"]}, ["y"],
+                 opset=opset)
+    compiled = anyshape.compile_onnx(made)
+    draw = np.random.default_rng(2)
+    for length in (9, 1, 2, 3, 4, 5):
+        same(made, compiled, {"x": draw.standard_normal((2, 2, length)).astype(np.float32)})
+
+
+def test_a_convolution_over_less_than_a_window_is_refused_as_by_onnxruntime():
+    made = model([helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 0])], {"x": ["n", 1, "l"]}, ["y"],
+                 {"w": np.ones((2, 1, 4), np.float32)})
+    compiled = anyshape.compile_onnx(made)
+    for length in (3, 8):
+        same(made, compiled, {"x": np.ones((2, 1, length), np.float32)})
+    with pytest.raises(InputError, match="does not take these sizes"):
+        compiled(np.ones((2, 1, 2), np.float32))

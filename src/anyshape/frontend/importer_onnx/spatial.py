@@ -10,10 +10,12 @@ from typing import Any
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.pointwise import activated
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
+from anyshape.frontend.symbols.known import divided
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.convolution import extent
 from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, scaled
+from anyshape.sym.prover import prove_nonnegative
 from anyshape.torch_compat import aten
 
 
@@ -65,6 +67,9 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
         raise Mismatch(bias.tensor.shape[0], w.tensor.shape[0])
     kernel = c.fixed(w.tensor.shape[2:])
     strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
+    for n, k, a, p, q in zip(x.tensor.shape[2:], kernel, dilations, low, high, strict=True):
+        if _may_be_smaller(n, p, q, a * (k - 1)):
+            c.assume(n + p + q - a * (k - 1) - 1)
     padding = low
     if low != high or any(isinstance(n, Expr) for n in low):
         x, padding = around(c, x, low, high), [0] * len(low)
@@ -74,6 +79,11 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
         found = _conv(c, x, w, bias, (1, *kernel), (1, *strides), [0, *padding], (1, *dilations))
         return c.t.reshape(found, (*found.tensor.shape[:2], found.tensor.shape[3]))  # type: ignore[no-any-return]
     return _conv(c, x, w, bias, kernel, strides, padding, dilations)
+
+
+def _may_be_smaller(n: Size, low: Size, high: Size, reach: int) -> bool:
+    """Whether a tensor of some elements may, with its padding, be shorter than a window of `reach` + 1."""
+    return isinstance(n, Expr) and isinstance(low, int) and isinstance(high, int) and low + high < reach
 
 
 def _conv(c: Call, x: Value, w: Value, bias: Value | None, kernel: Any, strides: Any, padding: Any,
@@ -135,13 +145,19 @@ def conv_transpose(c: Call) -> Any:
 
 def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations: Any, low: list[Size],
             high: list[Size]) -> list[Size]:
-    """How many windows there are in each dim. Rounded up, a window that begins behind the tensor does not count."""
+    """How many windows there are in each dim. Rounded up, a window that begins behind the tensor does not count.
+    Else the division rounds toward zero, as onnxruntime has it: a tensor shorter than the window, by less than a stride,
+    has one window, of what there is. Such calls are a program of their own."""
     up = c.attr("ceil_mode", 0)
     found = []
     for n, k, s, a, p, q in zip(x.tensor.shape[2:], kernel, strides, dilations, low, high, strict=True):
         room = n + p + q - a * (k - 1) - 1
         if not up:
-            found.append(floordiv(room, s) + 1)
+            if isinstance(room, int) or _may_be_smaller(n, p, q, a * (k - 1)):
+                c.presume(room)
+                found.append(divided(c.t.sizes.facts(), room, s) + 1)
+            else:
+                found.append(floordiv(room, s) + 1)
             continue
         count = floordiv(room + s - 1, s) + 1
         last = (count - 1) * s - (n + p)
@@ -206,7 +222,11 @@ def average_pool(c: Call) -> Any:
     total = _windows(c, y, shape, kernel, strides, dilations, low, "add", 0.0)
     by: Any = float(math.prod(kernel))
     include = bool(c.attr("count_include_pad", 0))
-    if c.attr("ceil_mode", 0) or (not include and any(n != 0 for n in (*low, *high))):
+    # onnxruntime divides by all of the window before opset 19, where padding counts
+    reaches_out = (c.version >= 19 or not include) and any(
+        prove_nonnegative(c.t.sizes.facts(), a * (k - 1) - n - p - q)
+        for n, k, a, p, q in zip(x.tensor.shape[2:], kernel, dilations, low, high, strict=True))
+    if c.attr("ceil_mode", 0) or reaches_out or (not include and any(n != 0 for n in (*low, *high))):
         by = None
         for d, (k, s, a) in enumerate(zip(kernel, strides, dilations, strict=True)):
             # places a*j from the window's start that are inside
