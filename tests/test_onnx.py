@@ -535,8 +535,8 @@ def test_nodes_come_in_any_order():
 def test_a_pool_over_less_than_a_window_is_onnxruntimes(op, opset, more):
     """onnxruntime divides toward zero, so what is shorter than a window, by less than a stride, has one of what there
     is; an empty tensor of it would be NaN in a mean behind it, silently."""
-    made = model([helper.make_node(op, ["x"], ["y"], kernel_shape=[3], strides=[3], **more)], {"x": ["n", 2, "l"]}, ["y"],
-                 opset=opset)
+    node = helper.make_node(op, ["x"], ["y"], kernel_shape=[3], strides=[3], **more)
+    made = model([node], {"x": ["n", 2, "l"]}, ["y"], opset=opset)
     compiled = anyshape.compile_onnx(made)
     draw = np.random.default_rng(2)
     for length in (9, 1, 2, 3, 4, 5):
@@ -551,3 +551,22 @@ def test_a_convolution_over_less_than_a_window_is_refused_as_by_onnxruntime():
         same(made, compiled, {"x": np.ones((2, 1, length), np.float32)})
     with pytest.raises(InputError, match="does not take these sizes"):
         compiled(np.ones((2, 1, 2), np.float32))
+
+
+def test_results_in_a_file_have_the_models_names(tmp_path):
+    """Clients of a server ask for outputs by the names that the ONNX model gives them."""
+    from anyshape.artifact.check import check
+    from anyshape.tools import cli
+    made = model([helper.make_node("Relu", ["x"], ["file"]), helper.make_node("Neg", ["x"], ["model/scale_0.tmp_1"])],
+                 {"x": ["n", 3]}, ["model/scale_0.tmp_1", "file"])
+    path = anyshape.save(anyshape.compile_onnx(made), tmp_path / "model.any")
+    assert "version 3" in str(check(path))
+    x = np.array([[-1, 0, 2]], np.float32)
+    with anyshape.load(path, trust_native=True) as run:
+        assert [name for name, _ in run.signature.result_names()] == ["model/scale_0.tmp_1", "file"]
+        assert isinstance(run(x), tuple)
+    np.save(tmp_path / "x.npy", x)
+    assert cli.main(["run", str(path), "--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "y.npz")]) == 0
+    with np.load(tmp_path / "y.npz") as found:
+        np.testing.assert_array_equal(found["file"], [[0, 0, 2]])
+        np.testing.assert_array_equal(found["model/scale_0.tmp_1"], -x)

@@ -11,7 +11,7 @@ from anyshape.artifact.format.elf import check_object
 from anyshape.artifact.format.text_limits import parse_graph, parse_kernels, parse_plan
 from anyshape.artifact.load import check_digests, read_head
 from anyshape.artifact.native_code import reason_against
-from anyshape.artifact.requirements import VERSION, WITH_VECTORS
+from anyshape.artifact.requirements import VERSION, WITH_NAMES, WITH_VECTORS
 from anyshape.base.units import bytes_text
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
@@ -51,7 +51,7 @@ def check(path: str | Path) -> CheckReport:
                 check_object(name, container.data(name))
         bytes_ = sum(array.nbytes for _, array in weights.values())
         names = head.signature.names
-        version = WITH_VECTORS if VECTORS in container.places else VERSION
+        version = WITH_NAMES if head.signature.gives else WITH_VECTORS if VECTORS in container.places else VERSION
         lines = [f"{path}: version {version}, made with {head.made_with}"]
         for one in head.signature.inputs:
             kind = graph.inputs[one.position].type if 0 <= one.position < len(graph.inputs) else None

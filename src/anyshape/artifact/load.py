@@ -28,7 +28,7 @@ from anyshape.artifact.format.signature import Signature, decode, most_leaf
 from anyshape.artifact.format.text_limits import parse_graph, parse_plan
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode, native_code
-from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
+from anyshape.artifact.requirements import FORMAT, VERSION, VERSIONS, check
 from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
@@ -92,10 +92,10 @@ def read_head(container: Container) -> Head:
     if found.get("format") != FORMAT:
         raise refused(where, f"the format is {str(found.get('format'))[:80]!r}, not {FORMAT!r}")
     version = found.get("version")
-    if version not in (VERSION, WITH_VECTORS) or isinstance(version, bool):
+    if version not in VERSIONS or isinstance(version, bool):
         made = found.get("made_with", "")
-        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads versions {VERSION} and "
-                            f"{WITH_VECTORS}",
+        raise ArtifactError(f"the file has version {str(version)[:20]!r}, this AnyShape reads versions "
+                            f"{VERSION} to {VERSIONS[-1]}",
                             where=where, why=f"it was made with {str(made)[:80]}",
                             do="install a later AnyShape, or save the program again with this one")
     weights, needed, digests = found.get("weights"), found.get("needed"), found.get("digests")

@@ -22,7 +22,7 @@ from anyshape.artifact.deployable import Deployable, storage_of
 from anyshape.artifact.format import safetensors
 from anyshape.artifact.format.container import VECTORS, WEIGHTS, write
 from anyshape.artifact.prepack import prepacked
-from anyshape.artifact.requirements import FORMAT, VERSION, WITH_VECTORS, check
+from anyshape.artifact.requirements import FORMAT, VERSION, WITH_NAMES, WITH_VECTORS, check
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import OutputError
 from anyshape.base.version import __version__
@@ -53,7 +53,8 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
         planned = program.planned
         members |= native_code.encode(*deployment().modules(planned.target, plan, planned.programs))
     head = {
-        "format": FORMAT, "version": VERSION, "made_with": {"anyshape": __version__},
+        "format": FORMAT, "version": WITH_NAMES if program.signature.gives else VERSION,
+        "made_with": {"anyshape": __version__},
         "signature": program.signature.encode(), "weights": positions,
         "needed": [str(size) for size in plan.nonnegative],
     }
@@ -65,7 +66,7 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
             members[VECTORS] = recorded(untested, native, tests)
         finally:
             untested.unlink(missing_ok=True)
-        head["version"] = WITH_VECTORS
+        head["version"] = WITH_NAMES if program.signature.gives else WITH_VECTORS
     _write(path, head, members)
     return path
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ def main(arguments: argparse.Namespace) -> int:
         results = [(name, outputs[leaf]) for name, leaf in model.signature.result_names()]
         if arguments.output:
             try:
-                with replacing(Path(arguments.output)) as file:
-                    np.savez(file, **dict(results))
+                with replacing(Path(arguments.output)) as file, zipfile.ZipFile(file, "w") as whole:
+                    for name, value in results:  # as np.savez does, which has no arrays called "file"
+                        with whole.open(f"{name}.npy", "w", force_zip64=True) as part:
+                            np.lib.format.write_array(part, np.asarray(value), allow_pickle=False)
             except OSError as error:
                 raise OutputError(f"{arguments.output} cannot be written", why=error.strerror or str(error),
                                   do="name another file") from error

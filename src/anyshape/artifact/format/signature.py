@@ -32,13 +32,15 @@ class InputSpec:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What a deployed program takes and gives, read from JSON and written to it. args, kwargs: trees over `inputs`;
-    results: a tree over the program's outputs. names: symbol -> what messages call it."""
+    results: a tree over the program's outputs. names: symbol -> what messages call it. gives: the results' names, in
+    the tree's order, where the model had names for them (an ONNX model has)."""
 
     inputs: tuple[InputSpec, ...]
     args: Tree
     kwargs: Tree
     results: Tree
     names: Mapping[str, str]
+    gives: tuple[str, ...] = ()
 
     @property
     def is_flat(self) -> bool:
@@ -81,13 +83,16 @@ class Signature:
         return _nested(self.results, outputs)
 
     def result_names(self, name: str = "result") -> list[tuple[str, int]]:
-        """A name for each result, and which output it is: "result", or "result.0", "result.key" of nested ones."""
-        return list(_named(self.results, name))
+        """A name for each result, and which output it is: the model's own; without, "result", or "result.0",
+        "result.key" of nested ones."""
+        found = list(_named(self.results, name))
+        return [(own, leaf) for own, (_, leaf) in zip(self.gives, found, strict=True)] if self.gives else found
 
     def encode(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"inputs": [asdict(one) for one in self.inputs], "args": self.args, "kwargs": self.kwargs,
-                "results": self.results, "names": dict(self.names)}
+                "results": self.results, "names": dict(self.names),
+                **({"gives": list(self.gives)} if self.gives else {})}
 
 
 def decode(found: Any, where: str) -> Signature:
@@ -96,7 +101,7 @@ def decode(found: Any, where: str) -> Signature:
     Raises:
         ArtifactError: it is none.
     """
-    if not isinstance(found, dict) or found.keys() != {"inputs", "args", "kwargs", "results", "names"}:
+    if not isinstance(found, dict) or found.keys() - {"gives"} != {"inputs", "args", "kwargs", "results", "names"}:
         raise refused(where, "the signature is not complete")
     if not isinstance(found["inputs"], list) or not all(isinstance(one, dict) for one in found["inputs"]):
         raise refused(where, "the signature has no inputs")
@@ -118,8 +123,13 @@ def decode(found: Any, where: str) -> Signature:
             raise refused(where, f"{name} are no {'tuple' if name == 'args' else 'dict'}")
     if sorted(leaves) != list(range(len(inputs))):
         raise refused(where, "not every input is one argument")
-    _check(found["results"], [], where, 0)
-    return Signature(tuple(inputs), found["args"], found["kwargs"], found["results"], names)
+    given: list[int] = []
+    _check(found["results"], given, where, 0)
+    gives = found.get("gives", [])
+    if not isinstance(gives, list) or not all(isinstance(one, str) for one in gives) \
+            or len(gives) not in (0, len(given)) or len(set(gives)) != len(gives):
+        raise refused(where, "names of results are not one text for each")
+    return Signature(tuple(inputs), found["args"], found["kwargs"], found["results"], names, tuple(gives))
 
 
 def _check(tree: Any, leaves: list[int], where: str, depth: int) -> None:

@@ -146,8 +146,8 @@ def conv_transpose(c: Call) -> Any:
 def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations: Any, low: list[Size],
             high: list[Size]) -> list[Size]:
     """How many windows there are in each dim. Rounded up, a window that begins behind the tensor does not count.
-    Else the division rounds toward zero, as onnxruntime has it: a tensor shorter than the window, by less than a stride,
-    has one window, of what there is. Such calls are a program of their own."""
+    Else the division rounds toward zero, as onnxruntime has it: a tensor shorter than the window, by less than a
+    stride, has one window, of what there is. Such calls are a program of their own."""
     up = c.attr("ceil_mode", 0)
     found = []
     for n, k, s, a, p, q in zip(x.tensor.shape[2:], kernel, strides, dilations, low, high, strict=True):

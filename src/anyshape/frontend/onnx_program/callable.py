@@ -125,7 +125,8 @@ class OnnxCallable:
                               why="; ".join(one.reason for one in self.compilation.cuts)[:300]
                               or "what it does depends on numbers in its inputs, or not on them",
                               do="export the model with those numbers as constants")
-        return deployable_program(variant.program, self.compilation, variant.made.takes, len(self.outputs))
+        return deployable_program(variant.program, self.compilation, variant.made.takes, len(self.outputs),
+                                  [one.name for one in self.outputs])
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the model's dims."""

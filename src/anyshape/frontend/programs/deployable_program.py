@@ -16,13 +16,14 @@ from anyshape.ir.types import TensorType
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 
-def deployable_program(program: NativeProgram, compilation: Compilation, takes: Sequence[str], outputs: int
-                       ) -> Deployable:
+def deployable_program(program: NativeProgram, compilation: Compilation, takes: Sequence[str], outputs: int,
+                       gives: Sequence[str] = ()) -> Deployable:
     """What a file holds of a program.
 
     Args:
         takes: names of its arguments, which stand before its constants.
         outputs: how many results there are; one is given as it is, several as a tuple.
+        gives: the results' names, if the model has any.
     """
     weights = {}
     for number, tensor in enumerate(program.constants):
@@ -32,7 +33,8 @@ def deployable_program(program: NativeProgram, compilation: Compilation, takes: 
         weights[len(takes) + number] = (name, kind.dtype, array_of(tensor, name))
     inputs = tuple(InputSpec(name, "array", position) for position, name in enumerate(takes))
     signature = Signature(inputs, ["tuple", list(range(len(takes)))], ["dict", []],
-                          0 if outputs == 1 else ["tuple", list(range(outputs))], compilation.names_of(program.name))
+                          0 if outputs == 1 else ["tuple", list(range(outputs))], compilation.names_of(program.name),
+                          tuple(gives))
     graph = program.compiled.history.captured
     assert graph is not None
     return Deployable(graph, program.compiled, compilation.config, weights, signature)

@@ -235,6 +235,19 @@ def name_of(hosted: Hosted, request: Request) -> str:
     return str(name)
 
 
+def described(model: Servable) -> dict[str, Any]:
+    """A model's metadata."""
+    return {"name": model.name, "versions": ["1"], "platform": model.platform,
+            "inputs": [one.encode() for one in model.inputs], "outputs": [one.encode() for one in model.outputs]}
+
+
+def configured(model: Servable) -> dict[str, Any]:
+    """A model's configuration, by Triton's extension. Its largest batch is 0, which says that clients send whole
+    shapes, the first size too; requests share calls without being asked to."""
+    return {"name": model.name, "platform": model.platform, "backend": model.platform, "max_batch_size": 0,
+            "input": [one.configured() for one in model.inputs], "output": [one.configured() for one in model.outputs]}
+
+
 def application(hosted: Hosted, settings: Settings) -> Starlette:
     """The application. Its workers end with its lifespan, when all requests have been answered."""
     metrics = Metrics()
@@ -254,17 +267,10 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
         return JSONResponse({"name": name_of(hosted, request), "ready": True})
 
     async def metadata(request: Request) -> Response:
-        model = hosted.models[name_of(hosted, request)]
-        return JSONResponse({"name": model.name, "versions": ["1"], "platform": model.platform,
-                             "inputs": [one.encode() for one in model.inputs],
-                             "outputs": [one.encode() for one in model.outputs]})
+        return JSONResponse(described(hosted.models[name_of(hosted, request)]))
 
     async def configuration(request: Request) -> Response:
-        model = hosted.models[name_of(hosted, request)]
-        # 0: clients send whole shapes, their first size too; requests share calls without being asked to
-        return JSONResponse({"name": model.name, "platform": model.platform, "backend": model.platform,
-                             "max_batch_size": 0, "input": [one.configured() for one in model.inputs],
-                             "output": [one.configured() for one in model.outputs]})
+        return JSONResponse(configured(hosted.models[name_of(hosted, request)]))
 
     async def statistics(request: Request) -> Response:
         names = [name_of(hosted, request)] if "model" in request.path_params else list(hosted.models)
