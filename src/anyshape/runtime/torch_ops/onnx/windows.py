@@ -20,7 +20,7 @@ def max_pool_positions(x: torch.Tensor, kernel: Sequence[int], strides: Sequence
     best = torch.full((*x.shape[:2], *out), least, dtype=x.dtype)
     where = torch.full(best.shape, -1, dtype=torch.int64)
     steps = [math.prod(x.shape[2 + d + 1:]) if not order else math.prod(x.shape[2:2 + d]) for d in range(dims)]
-    for place in itertools.product(*map(range, kernel)):
+    for place in itertools.product(*map(range, kernel)) if best.numel() else ():
         part, at = padded, torch.zeros([1] * dims, dtype=torch.int64)
         for d in range(dims):
             begin = place[d] * dilations[d]
