@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,12 @@ def _tree(spec: Any, leaves: Any, what: str) -> Any:
     if spec.is_leaf():
         return next(leaves)
     children = _children(spec)
-    if spec.type in (tuple, list):
-        return [spec.type.__name__, [_tree(child, leaves, what) for child in children]]
-    if spec.type is dict and all(isinstance(key, str) for key in spec.context):
+    named = spec.type is namedtuple or (isinstance(spec.type, type) and issubclass(spec.type, tuple))
+    if named or spec.type is list:
+        return ["tuple" if named else "list", [_tree(child, leaves, what) for child in children]]
+    # models of transformers give mappings of their own
+    mapped = isinstance(spec.type, type) and issubclass(spec.type, Mapping) and isinstance(spec.context, list)
+    if mapped and len(spec.context) == len(children) and all(isinstance(key, str) for key in spec.context):
         return ["dict", [[key, _tree(child, leaves, what)] for key, child in zip(spec.context, children, strict=True)]]
     raise Unsupported(f"the program cannot be deployed: its {what} are nested in a {spec.type.__name__}",
                       why="a file knows tuples, lists and dicts with names", do="return or take one of these")

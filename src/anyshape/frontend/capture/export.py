@@ -30,6 +30,7 @@ from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
+from anyshape.torch_compat.versions.python_kernels import recurrent_decompositions
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -52,7 +53,7 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        decomposed = exported.run_decompositions(decompositions.table())
+        decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in (*STATE, InputKind.USER_INPUT):

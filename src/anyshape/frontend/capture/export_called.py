@@ -4,8 +4,10 @@ come out as predicted there.
 """
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +42,8 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     signature = inspect.signature(module.forward)
     bound = [one.bound(signature) for one in calls]
     call = _general(bound)
+    module = _with_names(module, call)
+    signature = inspect.signature(module.forward)
     error: Exception | None = None
     for one in _attempts(call, bound, signature, symbols) if dynamic else (call,):
         try:
@@ -88,6 +92,25 @@ class _Function(torch.nn.Module):
         if isinstance(owner, torch.nn.Module):
             self.owner = owner
         self.forward = function
+
+
+def _with_names(module: torch.nn.Module, call: TracedCall) -> torch.nn.Module:
+    """The module with names in place of **keywords, of whose sizes torch.export makes nothing."""
+    signature = inspect.signature(module.forward)
+    plain = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    if len(plain) == len(signature.parameters):
+        return module
+    forward = module.forward
+
+    def named(*arguments: Any, **keywords: Any) -> Any:
+        return forward(*arguments, **keywords)
+
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in call.keywords
+           if name not in signature.parameters]
+    named.__signature__ = signature.replace(parameters=[*plain, *own])  # type: ignore[attr-defined]
+    found = copy.copy(module)
+    found.forward = named
+    return found
 
 
 def _general(calls: Sequence[TracedCall]) -> TracedCall:
@@ -172,7 +195,9 @@ def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Sign
         return auto if dynamic and type(leaf) is int and leaf >= LEAST else None
 
     named = signature.bind(*call.arguments, **call.keywords).arguments
-    with compat.compile_lock(), fx_in_this_thread():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+        # what torch's own recurrent networks do with their weights
+        warnings.filterwarnings("ignore", "The tensor attributes self._flat_weights", UserWarning)
         return torch.export.export(module, pytree.tree_map(example, call.arguments),
                                    pytree.tree_map(example, dict(call.keywords)),
                                    dynamic_shapes=pytree.tree_map(free, dict(named)))

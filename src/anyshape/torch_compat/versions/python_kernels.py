@@ -105,15 +105,19 @@ def _bernoulli_(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator |
     return x.copy_(aten.bernoulli.p(x.detach(), p, generator=generator) if mask is None else mask)
 
 
+def _is_plain(x: torch.Tensor, states: Sequence[torch.Tensor]) -> bool:
+    return states[0].shape[2] == states[-1].shape[2] and not torch.is_autocast_enabled(x.device.type)
+
+
 def _layers(cell: str) -> Callable[[Kernel], Kernel]:
     """All layers and directions of a recurrent network, each by an operator of ours
     (frontend/recurrent/operators.py); dropout between them draws as the operator does."""
-    def changed(torchs: Kernel) -> Kernel:
+    def changed(_torchs: Kernel) -> Kernel:
         def layers(x: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], biased: bool, count: int,
                    dropout: float, train: bool, both: bool, batch_first: bool) -> tuple[torch.Tensor, ...]:
             ours: Any = torch.ops.anyshape_recurrent
             given = list(states) if cell == "lstm" else [states]
-            if given[0].shape[2] != given[-1].shape[2] or torch.is_autocast_enabled(x.device.type):
+            if not _is_plain(x, given):
                 raise compat.need("torch._subclasses.fake_tensor.UnsupportedFakeTensorException")(
                     "a recurrent layer with projections, or under autocast, is left to PyTorch")
             each, y = 4 if biased else 2, x.transpose(0, 1) if batch_first else x
@@ -143,20 +147,31 @@ def _layers(cell: str) -> Callable[[Kernel], Kernel]:
 _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
              "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
              "upsample_bicubic2d", "upsample_trilinear3d")
+_RECURRENT = {aten.lstm.input: _layers("lstm"), aten.gru.input: _layers("gru"), aten.rnn_tanh.input: _layers("tanh"),
+              aten.rnn_relu.input: _layers("relu")}
 # operator -> the kernel in place of torch's
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _in_its_dtype,
-    aten.lstm.input: _layers("lstm"),
-    aten.gru.input: _layers("gru"),
-    aten.rnn_tanh.input: _layers("tanh"),
-    aten.rnn_relu.input: _layers("relu"),
+    **_RECURRENT,
     **{getattr(getattr(aten, name), overload): _not_of_nothing
        for name in _RESIZING for overload in ("default", "vec")},
 }
 # operator that has no such kernel -> ours
 _MORE: dict[Any, Kernel] = {aten.bernoulli_.float: _bernoulli_}
 _BEFORE_GRADIENTS = "torch._C.DispatchKey.Autograd"  # where they are looked for
+
+
+def recurrent_decompositions() -> dict[Any, Kernel]:
+    """Recurrent networks, which `torch.export` leaves whole, by operators of ours; those that have projections stay."""
+    def unless_projected(layers: Kernel) -> Kernel:
+        def decomposed(x: torch.Tensor, states: Any, *arguments: Any) -> Any:
+            given = list(states) if isinstance(states, (list, tuple)) else [states]
+            return layers(x, states, *arguments) if _is_plain(x, given) else NotImplemented
+
+        return decomposed
+
+    return {op: unless_projected(changed(op)) for op, changed in _RECURRENT.items()}
 
 
 @contextlib.contextmanager

@@ -1,0 +1,93 @@
+"""Modules of PyTorch in files to deploy: arguments by **keywords, named results, recurrent networks, operators by numpy."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        return self.function(*arguments)
+
+
+def same(module: nn.Module, calls: Sequence[Any], path: Path, trusts: Sequence[bool] = (True,)) -> list[Any]:
+    """Saves what two calls made of the module, and compares all calls of the file with the module's."""
+    module.eval()
+    compiled = anyshape.compile(module)
+
+    def call(function: Callable[..., Any], given: Any) -> Any:
+        return function(**given) if isinstance(given, dict) else function(*given)
+
+    with torch.no_grad():
+        for given in calls[:2]:
+            call(compiled, given)
+        anyshape.save(compiled, path)
+        results = []
+        for trust in trusts:
+            with anyshape.load(path, trust_native=trust) as run:
+                for given in calls:
+                    results.append(call(run, given))
+                    torch.testing.assert_close(results[-1], call(module, given), rtol=1e-4, atol=1e-5)
+    return results
+
+
+class Keywords(nn.Module):
+    """Takes names that its signature has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + named["shift"] + sum(more) + named["other"].sum(0)
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_keywords_without_names_are_arguments(tmp_path: Path) -> None:
+    draw = torch.randn
+    calls = [{"x": draw(n, 4), "shift": draw(n, 3), "other": draw(m, 3)} for n, m in ((3, 5), (4, 7), (2, 9))]
+    same(Keywords(), calls, tmp_path / "model.any", (True, False))
+    weights = anyshape.load(tmp_path / "model.any", trust_native=True)
+    with pytest.raises(anyshape.AnyShapeError, match="arguments"):
+        weights(torch.ones(2, 4))
+    weights.close()
+
+
+def test_named_results_are_tuples(tmp_path: Path) -> None:
+    function = Function(lambda x: (torch.topk(x, 2, -1), x.max(0), Pair(x + 1, x * 2)))
+    found = same(function, [(torch.randn(3, 7),), (torch.randn(5, 4),)], tmp_path / "model.any")
+    assert [type(one) for one in found[0]] == [tuple] * 3
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.LSTM(5, 6, 2, bidirectional=True, batch_first=True), lambda: nn.GRU(5, 6),
+    lambda: nn.RNN(5, 6, bias=False)])
+def test_recurrent_networks(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    same(make(), [(torch.randn(3, 7, 5),), (torch.randn(4, 9, 5),), (torch.randn(2, 2, 5),)], tmp_path / "model.any")
+
+
+def test_a_network_with_projections_is_left_to_pytorch(tmp_path: Path) -> None:
+    module = nn.LSTM(5, 6, proj_size=2).eval()
+    compiled = anyshape.compile(torch.export.export(module, (torch.randn(3, 7, 5),)))
+    x = torch.randn(3, 7, 5)
+    torch.testing.assert_close(compiled(x), module(x))
+    with pytest.raises(anyshape.AnyShapeError, match="cannot be deployed"):
+        anyshape.save(compiled, tmp_path / "model.any")
