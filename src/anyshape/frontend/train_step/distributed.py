@@ -81,13 +81,12 @@ class Part:
     cuts: tuple[Cut, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Home:
-    """Where a tensor of a pipeline is. owner: the first rank of the pipeline that has it. is_here: this rank has it."""
+    """Where a tensor of a pipeline is. owners: the ranks of the pipeline that have its numbers."""
 
     tensor: Tensor
-    owner: int
-    is_here: bool
+    owners: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -115,21 +114,42 @@ class Distribution:
             raise Unsupported("two programs of a step deal a tensor out in two ways", why=f"{known.cuts} and {cuts}")
         return known.own
 
-    def at_home(self, tensor: Tensor, owner: int, is_here: bool) -> None:
-        """Notes the ranks of a pipeline that have a tensor, when it is first used; elsewhere it is let go."""
-        if id(tensor) not in self.homes:
-            self.homes[id(tensor)] = Home(tensor, owner, is_here)
-            if not is_here:
+    def at_home(self, tensor: Tensor, cuts: tuple[Cut, ...], ranks: frozenset[int], is_written: bool) -> None:
+        """Brings a tensor to the ranks of a pipeline that a program reads or writes it on, and notes who has its
+        numbers; elsewhere it is let go. All ranks of the pipeline call this. Programs of one step may read a tensor on
+        other stages: one that gathers gradients does not read a bias where its update is made."""
+        home = self.homes.get(id(tensor))
+        if home is None:
+            home = self.homes[id(tensor)] = Home(tensor, ranks)
+        elif not ranks <= home.owners:
+            here = self._stage
+            if cuts:
+                value = self.own(tensor, cuts) if here in ranks | home.owners else self._cut(tensor, cuts)
+            elif here in ranks - home.owners:
+                restore(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
+                value = tensor
+            else:
+                value = tensor if here in home.owners else torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._broadcast(home, value)
+        home.owners = ranks if is_written else home.owners | ranks
+        if self._stage not in home.owners:
+            self.parts.pop(id(tensor), None)
+            if not is_released(tensor):
                 release(tensor)
 
-    def _bring(self, home: Home) -> None:
-        """Sends a tensor from its owner to the ranks of the pipeline that do not have it."""
+    @property
+    def _stage(self) -> int:
+        """Where this rank is along the pipeline."""
         pipe = self.strategy.pipe
         assert pipe is not None
-        if not home.is_here:
-            restore(home.tensor, torch.empty(home.tensor.shape, dtype=home.tensor.dtype))
-        source = self.mesh.mesh.rank({**self.mesh.coordinates, pipe.name: home.owner})
-        dist.broadcast(home.tensor.detach(), source, group=self.mesh.groups[pipe.name])
+        return self.mesh.coordinates[pipe.name]
+
+    def _broadcast(self, home: Home, value: Tensor) -> None:
+        """Sends what the first owner of a tensor has to all ranks of the pipeline."""
+        pipe = self.strategy.pipe
+        assert pipe is not None
+        source = self.mesh.mesh.rank({**self.mesh.coordinates, pipe.name: min(home.owners)})
+        dist.broadcast(value.detach(), source, group=self.mesh.groups[pipe.name])
 
     def _cut(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
         found = tensor.detach()
@@ -146,7 +166,9 @@ class Distribution:
         for part in self.parts.values():
             restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
         for home in self.homes.values():
-            self._bring(home)
+            if self._stage not in home.owners:
+                restore(home.tensor, torch.empty(home.tensor.shape, dtype=home.tensor.dtype))
+            self._broadcast(home, home.tensor)
         self.is_whole = True
         try:
             yield
@@ -156,7 +178,7 @@ class Distribution:
                 part.own.copy_(self._cut(part.tensor, part.cuts))
                 release(part.tensor)
             for home in self.homes.values():
-                if not home.is_here:
+                if self._stage not in home.owners:
                     release(home.tensor)
 
 
