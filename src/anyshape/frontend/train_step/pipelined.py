@@ -59,7 +59,8 @@ def compile_pipelined(compilation: Compilation, number: int, gm: GraphModule, st
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         stages = assign(local, roles, axis.size * strategy.pipeline.chunks, varying_sizes(chain))
-        plan = pipeline(local, stages, axis.size, strategy.pipeline.name == "zero-bubble")
+        plan = pipeline(local, stages, axis.size, strategy.pipeline.name == "zero-bubble",
+                        (*roles.weights, *roles.states))
         programs: dict[Key, Program] = {}
         rank = distribution.mesh.coordinates[axis.name]
         for key, one in plan.segments.items():
