@@ -1,8 +1,10 @@
 """Pipelines: a train step in stages and micro-batches, run for all ranks in one process, against one rank."""
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache, partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +17,13 @@ from anyshape.dist.pipeline.schedules import check, schedule
 from anyshape.dist.pipeline.segments import Pipeline, pipeline
 from anyshape.dist.pipeline.stages import assign
 from anyshape.dist.strategies import PipelineSchedule, Strategy, partitioned
+from anyshape.frontend.train_step.distributed import Distribution
 from anyshape.frontend.train_step.pipelined import orders_of
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import SizeType
 from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.pipeline import Batch, Mailbox, PipelineRank, run_all
+from anyshape.runtime.collectives.process_group import ProcessMesh
 from anyshape.runtime.collectives.simulate import local_inputs
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter, interpret
 from dist_model import Captured, Llama, capture, difference, next_token_loss
@@ -133,6 +137,35 @@ def test_all_ranks_count_the_steps_that_a_scaler_lets_through() -> None:
     plan, _, _ = planned(captured, 2)
     assert len(counts) == 2 and all(counts <= one for one in plan.inputs)
     assert worst(captured, 2) < 1e-12
+
+
+@pytest.mark.parametrize("cuts", [(), (("data", (0, 1, 4, 1, 0)),)], ids=["whole", "in parts"])
+def test_a_tensor_moves_to_where_a_program_reads_it(monkeypatch: pytest.MonkeyPatch, cuts: tuple[Any, ...]) -> None:
+    """A program that gathers gradients reads a bias on one stage; that of the update writes it on another one, too."""
+    mesh, line = mesh_of(pp=2, data=2), {}
+    ranks = [Distribution(Strategy(mesh, ("pp", "ddp")), cast(ProcessMesh, SimpleNamespace(
+        mesh=mesh, coordinates={"pp": rank, "data": 1}, groups={"pp": None})), list) for rank in range(2)]
+    biases = [torch.nn.Parameter(torch.arange(4.0)) for _ in ranks]
+
+    def broadcast(value: Tensor, source: int, group: object) -> None:
+        assert source == mesh.rank({"pp": 0, "data": 1}) and group is None
+        value.copy_(line.setdefault("sent", value.clone()))
+
+    def all_ranks(homes: Collection[int], is_written: bool) -> list[list[float]]:
+        found = []
+        for one, bias in zip(ranks, biases, strict=True):
+            one.at_home(bias, cuts, frozenset(homes), is_written)
+            found.append((one.own(bias, cuts) if cuts and one._stage in homes else bias.detach()).tolist())
+        return found
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    own = [2.0, 3.0] if cuts else [0.0, 1.0, 2.0, 3.0]
+    assert all_ranks({0}, False)[0] == own and biases[1].isnan().all()
+    assert all_ranks({0, 1}, True) == [own, own] and len(line) == 1
+    line.clear()
+    assert all_ranks({0}, False)[0] == own and not line  # both go on having it
+    assert all_ranks({0}, True)[0] == own and biases[1].isnan().all() and not ranks[1].parts
+    assert all_ranks({0, 1}, True) == [own, own] and len(line) == 1
 
 
 def test_one_message_each_way_crosses_a_border() -> None:
