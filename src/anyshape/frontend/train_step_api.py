@@ -13,7 +13,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
 from anyshape.runtime.collectives.agreement import fail_together, together, told_once
 from anyshape.runtime.collectives.lost_rank import leave, leave_words, lost, told_of_lost_ranks
-from anyshape.runtime.collectives.process_group import ProcessMesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, sending
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -223,7 +223,7 @@ class TrainStep:
                     self.count += self._apart.made
                     self.position, self.norm, self._apart.made = 0, self._apart.norm, 0
                     return
-                with self.whole():
+                with self.whole(), self._others_hear():
                     self._states.prepare(True)
                     self._states.make(self.position)
                     self._ended(True)
@@ -236,12 +236,37 @@ class TrainStep:
         to evaluate, to save, or to load a state. Without a strategy it does nothing.
         """
         distribution = None if self._apart is not None else self._whole.state.distribution
-        with ExitStack() as entered:
-            with told_of_lost_ranks():
-                self._meet("whole")
-                if distribution is not None:
-                    entered.enter_context(distribution.whole())
+        with told_of_lost_ranks():
+            self._meet("whole")
+        if distribution is None or distribution.is_whole:
             yield
+            return
+        with self._others_hear():
+            distribution.gather()
+        try:
+            yield
+        finally:
+            with self._others_hear():
+                distribution.scatter()
+
+    @contextmanager
+    def _others_hear(self) -> Iterator[None]:
+        """Inside, ranks that have met do what all of them have to do to the end: a failure of this one ends the groups
+        of the mesh, so that the others hear of it at once, as within a step."""
+        mesh = self._mesh()
+        if mesh is None:
+            yield
+            return
+        try:
+            with sending(mesh):
+                yield
+        except BaseException as error:
+            found = lost(error)
+            if mesh.failure is None:
+                leave(mesh, found or error)
+            if found is None:
+                raise
+            raise found from error
 
     def _mesh(self) -> ProcessMesh | None:
         """Of the strategy; None without, and before it was searched for."""

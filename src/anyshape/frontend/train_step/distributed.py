@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,18 +100,29 @@ class Distribution:
     is_whole: bool = False
 
     def own(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
-        """This rank's part of a tensor; made, and the whole let go, when it is first asked for.
-
-        Raises:
-            Unsupported: another program deals it out in another way.
-        """
+        """This rank's part of a tensor, or the tensor where it is not cut; made, and the whole let go, when it is first
+        asked for. Where another program has dealt it out in another way, such as one before a weight was frozen, all
+        ranks that have parts of it call this, and it is dealt out anew."""
         known = self.parts.get(id(tensor))
-        if known is None:
-            known = self.parts[id(tensor)] = Part(tensor, self._cut(tensor, cuts), cuts)
-            release(tensor)
-        elif known.cuts != cuts:
-            raise Unsupported("two programs of a step deal a tensor out in two ways", why=f"{known.cuts} and {cuts}")
+        if known is not None and known.cuts == cuts:
+            return known.own
+        if known is not None:
+            with sending(self.mesh):
+                restore(tensor, gathered(self.mesh, known.own, known.cuts))
+            del self.parts[id(tensor)]
+        if not cuts:
+            return tensor
+        known = self.parts[id(tensor)] = Part(tensor, self._cut(tensor, cuts), cuts)
+        release(tensor)
         return known.own
+
+    def everywhere(self, tensor: Tensor) -> Tensor:
+        """A tensor that is dealt out no more, as one that is trained no more: all ranks call this."""
+        home = self.homes.get(id(tensor))
+        if home is not None:
+            self.at_home(tensor, (), frozenset(range(self._stages.size)), False)
+            del self.homes[id(tensor)]
+        return self.own(tensor, ())
 
     def at_home(self, tensor: Tensor, cuts: tuple[Cut, ...], ranks: frozenset[int], is_written: bool) -> None:
         """Brings a tensor to the ranks of a pipeline that a program reads or writes it on, and notes who has its
@@ -122,15 +132,12 @@ class Distribution:
         if home is None:
             home = self.homes[id(tensor)] = Home(tensor, ranks)
         elif not ranks <= home.owners:
-            here = self._stage
-            if cuts:
-                value = self.own(tensor, cuts) if here in ranks | home.owners else self._cut(tensor, cuts)
-            elif here in ranks - home.owners:
-                restore(tensor, torch.empty(tensor.shape, dtype=tensor.dtype))
-                value = tensor
-            else:
-                value = tensor if here in home.owners else torch.empty(tensor.shape, dtype=tensor.dtype)
+            value = self.own(tensor, cuts) if self._stage in home.owners else self._empty(tensor, cuts)
             self._broadcast(home, value)
+            if self._stage in ranks - home.owners and cuts:
+                self.parts[id(tensor)] = Part(tensor, value, cuts)
+            elif self._stage in ranks - home.owners:
+                restore(tensor, value)
         home.owners = ranks if is_written else home.owners | ranks
         if self._stage not in home.owners:
             self.parts.pop(id(tensor), None)
@@ -138,18 +145,27 @@ class Distribution:
                 release(tensor)
 
     @property
-    def _stage(self) -> int:
-        """Where this rank is along the pipeline."""
+    def _stages(self) -> Axis:
+        """The axis of the pipeline."""
         pipe = self.strategy.pipe
         assert pipe is not None
-        return self.mesh.coordinates[pipe.name]
+        return pipe
+
+    @property
+    def _stage(self) -> int:
+        """Where this rank is along it."""
+        return self.mesh.coordinates[self._stages.name]
 
     def _broadcast(self, home: Home, value: Tensor) -> None:
         """Sends what the first owner of a tensor has to all ranks of the pipeline."""
-        pipe = self.strategy.pipe
-        assert pipe is not None
-        source = self.mesh.mesh.rank({**self.mesh.coordinates, pipe.name: min(home.owners)})
-        dist.broadcast(value.detach(), source, group=self.mesh.groups[pipe.name])
+        axis = self._stages.name
+        source = self.mesh.mesh.rank({**self.mesh.coordinates, axis: min(home.owners)})
+        with sending(self.mesh):
+            dist.broadcast(value.detach(), source, group=self.mesh.groups[axis])
+
+    def _empty(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
+        """What takes this rank's part of a tensor."""
+        return self._cut(tensor, cuts) if cuts else torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def _cut(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
         found = tensor.detach()
@@ -157,29 +173,25 @@ class Distribution:
             found = cut(found, numbers, self.mesh.mesh.axis(axis).size, self.mesh.coordinates[axis])
         return found.clone(memory_format=torch.contiguous_format)
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Parameters and states are whole inside, on every rank; what is changed there is taken over."""
-        if self.is_whole:
-            yield
-            return
+    def gather(self) -> None:
+        """Makes parameters and states whole, on every rank."""
         for part in self.parts.values():
             restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
         for home in self.homes.values():
             if self._stage not in home.owners:
-                restore(home.tensor, torch.empty(home.tensor.shape, dtype=home.tensor.dtype))
+                restore(home.tensor, self._empty(home.tensor, ()))
             self._broadcast(home, home.tensor)
         self.is_whole = True
-        try:
-            yield
-        finally:
-            self.is_whole = False
-            for part in self.parts.values():
-                part.own.copy_(self._cut(part.tensor, part.cuts))
-                release(part.tensor)
-            for home in self.homes.values():
-                if self._stage not in home.owners:
-                    release(home.tensor)
+
+    def scatter(self) -> None:
+        """Takes over what was changed while they were whole, and lets the wholes go."""
+        self.is_whole = False
+        for part in self.parts.values():
+            part.own.copy_(self._cut(part.tensor, part.cuts))
+            release(part.tensor)
+        for home in self.homes.values():
+            if self._stage not in home.owners:
+                release(home.tensor)
 
 
 def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -412,8 +424,7 @@ class DistributedProgram:
         symbols = self._agreed(own, content(inputs[place] for place in self.rows) if self.shares else 0)
         given = [*inputs, *self.constants]
         for place, cuts in self.cuts.items():
-            if cuts:
-                given[place] = self.distribution.own(given[place], cuts)
+            given[place] = self.distribution.own(given[place], cuts)
         for place, name in self.sizes:
             given[place] = symbols[name]
         coordinates = self.distribution.mesh.coordinates

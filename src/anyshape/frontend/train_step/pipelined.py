@@ -163,8 +163,10 @@ class PipelinedProgram:
             cuts = every.cuts[place]
             if homes and name in every.dealt_out:
                 every.distribution.at_home(given[place], cuts, homes, name in self.written)
+            elif homes:
+                every.distribution.everywhere(given[place])
             if self.rank.rank in homes:
-                found[name] = every.distribution.own(given[place], cuts) if cuts else given[place]
+                found[name] = every.distribution.own(given[place], cuts)
         return found
 
     def _rows(self, given: Sequence[Any], number: int) -> dict[str, Tensor]:
