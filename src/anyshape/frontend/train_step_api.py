@@ -117,7 +117,7 @@ class TrainStep:
             The loss, detached. Where `loss_fn` returns a tuple, a tuple that begins with it.
 
         Raises:
-            InputError: the loss is not one number that depends on a weight.
+            InputError: the loss is not one number that depends on a weight, or it is called inside of `whole`.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
             RankError: ranks run other programs, or one is lost: its process has ended.
         """
@@ -156,9 +156,13 @@ class TrainStep:
             self._refuse_apart(why)
             self._refuse_alone(why)
             return self._run_apart(why, arguments, keywords)
+        state = self._whole.state
+        if state.distribution is not None and state.distribution.is_whole:
+            raise InputError("a step was called inside of `with step.whole():`", where="train_step(strategy=...)",
+                             why="it changes the parts that ranks have, and the wholes are taken over behind it: the "
+                                 "step would be lost", do="call it behind the block")
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
-        state = self._whole.state
         if self.settings.strategy is not None:
             if state.distribution is None:  # the search needs a batch
                 self._meet("step")
