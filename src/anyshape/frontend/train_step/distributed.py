@@ -139,7 +139,7 @@ class Distribution:
             elif self._stage in ranks - home.owners:
                 restore(tensor, value)
         home.owners = ranks if is_written else home.owners | ranks
-        if self._stage not in home.owners:
+        if self.is_elsewhere(tensor):
             self.parts.pop(id(tensor), None)
             if not is_released(tensor):
                 release(tensor)
@@ -173,12 +173,17 @@ class Distribution:
             found = cut(found, numbers, self.mesh.mesh.axis(axis).size, self.mesh.coordinates[axis])
         return found.clone(memory_format=torch.contiguous_format)
 
+    def is_elsewhere(self, tensor: Any) -> bool:
+        """Whether other ranks of a pipeline have a tensor, and this one does not."""
+        home = self.homes.get(id(tensor))
+        return home is not None and self._stage not in home.owners
+
     def gather(self) -> None:
         """Makes parameters and states whole, on every rank."""
         for part in self.parts.values():
             restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
         for home in self.homes.values():
-            if self._stage not in home.owners:
+            if self.is_elsewhere(home.tensor):
                 restore(home.tensor, self._empty(home.tensor, ()))
             self._broadcast(home, home.tensor)
         self.is_whole = True
@@ -190,7 +195,7 @@ class Distribution:
             part.own.copy_(self._cut(part.tensor, part.cuts))
             release(part.tensor)
         for home in self.homes.values():
-            if self._stage not in home.owners:
+            if self.is_elsewhere(home.tensor):
                 release(home.tensor)
 
 
