@@ -240,6 +240,24 @@ def test_what_is_fixed_stays_fixed() -> None:
     assert set(DATA) >= {"ddp", "fsdp"} and RECOMPUTE[0] == "none"
 
 
+def test_of_overrides_that_differ_the_last_counts_and_what_cannot_be_had_is_said() -> None:
+    more = (override("*", placement="cut"), override("layers.*", placement="whole", recompute="full"),
+            override("layers.*.mlp", recompute="none"), override("*", data="zero1"))
+    search = small(overrides=more, degrees=(("tensor", 2),))
+    layers = solve(search).best.plan.strategies[0].layers
+    assert [str(one.choice) for one in layers] == ["cut zero1", "whole zero1", "whole zero1", "cut zero1"]
+    assert [one.modes()[0] for one in layers[1:3]] == ["full", "none"]
+    for one, words in ((override("head", data="hsdp"), "head is to be hsdp, and may be cut ddp"),
+                       (override("embed", placement="sequence"), "overrides ask for placements that no one plan has")):
+        with pytest.raises(InputError, match="cannot be had on 4 ranks") as caught:
+            solve(small(overrides=(override("layers.*", placement="whole"), one), degrees=(("tensor", 2),)))
+        assert words in caught.value.why and "override('layers.*')" in caught.value.where and caught.value.do
+    for given in ({}, {"data": "FSDP"}):
+        with pytest.raises(InputError) as caught:
+            override("head", **given)
+        assert caught.value.where == "override('head')" and caught.value.why and caught.value.do
+
+
 def test_a_limit_below_the_least_says_which_would_do() -> None:
     with pytest.raises(LimitError, match="no strategy of 4 ranks") as caught:
         solve(small(memory=1.6e9))
