@@ -332,8 +332,8 @@ def _impossible(search: Search) -> InputError:
         if layer is not None:
             fixed = search.fixed_of(layer.name)
             words = [word for word in (fixed.tensor, fixed.data, fixed.recompute) if word]
-            able = sorted({str(choice) for choice in _choices_of(free, layer)})
-            why = f"{layer.name} is to be {' '.join(words)}, and may be {', '.join(able)}"
+            others = sorted({str(choice) for choice in _choices_of(free, layer)})
+            why = f"{layer.name} is to be {' '.join(words)}, and may be {', '.join(others)}"
         return InputError(f"what is fixed of the layers cannot be had on {search.world} ranks", why=why,
                           where="; ".join(f"override({one.pattern!r})" for one in search.overrides),
                           do="fix something else: of several overrides that speak of a layer the last one counts")

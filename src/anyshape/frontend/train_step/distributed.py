@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from anyshape.frontend.train_step.partition import (
     step_halves,
 )
 from anyshape.frontend.train_step.program import ROLE
+from anyshape.frontend.train_step.tiled import BANDED, in_bands
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import nameless, with_symbols
 from anyshape.ir.graph import Graph, Value
@@ -325,6 +326,13 @@ def imported(compilation: Compilation, name: str, gm: GraphModule, static: Seque
     return graph, notes, replace(roles, same=same)
 
 
+def forward_of(graph: Graph, first: Collection[str]) -> frozenset[str]:
+    """Names of all values of the forward of a rank's graph. first: of those that one rank alone would compute there;
+    the others are moved or gathered for these."""
+    made = [place for place, node in enumerate(graph.nodes) if any(v.name in first for v in node.outputs)]
+    return frozenset(v.name for node in graph.nodes[:max(made, default=-1) + 1] for v in node.outputs)
+
+
 def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, static: Sequence[int]) -> Boxed:
     """The program of this rank for a traced step with its update.
 
@@ -339,13 +347,15 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         local = gathered_first(chain[-1].graph, roles.data)
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
+        ahead = forward_of(local, notes.first)
+        banded = in_bands(local, ahead, notes.equalities, compilation.config) if ahead else None
+        local, ahead = banded or (local, ahead)
         parts = [bucketed(local)]
-        halves = halves_of(local, notes.first, roles.data, compilation.config.limited) if notes.first else None
+        halves = halves_of(local, ahead, roles.data, compilation.config.limited) if ahead else None
         if halves is not None:
-            ahead = not compilation.config.limited
-            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=ahead)]
+            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=not compilation.config.limited)]
         text = "\n".join(map(nameless, parts))
-        compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
+        compilation.strategy.append("\n".join([str(strategy), messages_text(parts), *([BANDED] if banded else [])]))
         first, *later = (lowered(one, strategy.mesh) for one in parts)
         names = ("forward", "backward") if later else ("inference",)
         needed = tuple(dict.fromkeys(size for one in later for size in uncertain_sizes(one)))
