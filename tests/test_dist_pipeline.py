@@ -1,8 +1,10 @@
 """Pipelines: a train step in stages and micro-batches, run for all ranks in one process, against one rank."""
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache, partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +17,13 @@ from anyshape.dist.pipeline.schedules import check, schedule
 from anyshape.dist.pipeline.segments import Pipeline, pipeline
 from anyshape.dist.pipeline.stages import assign
 from anyshape.dist.strategies import PipelineSchedule, Strategy, partitioned
+from anyshape.frontend.train_step.distributed import Distribution
 from anyshape.frontend.train_step.pipelined import orders_of
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import SizeType
 from anyshape.ir.verify import verify
 from anyshape.runtime.collectives.pipeline import Batch, Mailbox, PipelineRank, run_all
+from anyshape.runtime.collectives.process_group import ProcessMesh
 from anyshape.runtime.collectives.simulate import local_inputs
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter, interpret
 from dist_model import Captured, Llama, capture, difference, next_token_loss
@@ -43,7 +47,8 @@ def planned(captured: Captured, ranks: int, name: str = "1f1b", micro: int = 0, 
     stages = assign(local.graph, captured.roles, ranks * chunks, varying)
     orders = schedule(name, ranks, one.micro_of(ranks), chunks)
     assert orders is not None and not check(orders, ranks, one.micro_of(ranks), chunks)
-    return pipeline(local.graph, stages, ranks, name == "zero-bubble"), local, orders
+    dealt_out = {*captured.roles.weights, *captured.roles.states}
+    return pipeline(local.graph, stages, ranks, name == "zero-bubble", dealt_out), local, orders
 
 
 def interpreted(graph: Graph, given: list[Any]) -> list[Any]:
@@ -72,6 +77,7 @@ def batch_of(captured: Captured, local: LocalGraph, whole: list[Any], micro: int
 
 def worst(captured: Captured, ranks: int, name: str = "1f1b", micro: int = 0, chunks: int = 1) -> float:
     plan, local, orders = planned(captured, ranks, name, micro, chunks)
+    dealt_out = {*captured.roles.weights, *captured.roles.states}
     for one in plan.segments.values():
         verify(one.graph)
     found = 0.0
@@ -101,7 +107,7 @@ def worst(captured: Captured, ranks: int, name: str = "1f1b", micro: int = 0, ch
             found = max([found, *(difference(a.double(), b.double()) for a, b in zip(results, outputs, strict=True)
                                   if isinstance(b, Tensor))])
             for target, value in captured.graph.writes:
-                if target.name in plan.inputs[rank]:
+                if target.name in plan.inputs[rank] or target.name not in dealt_out:
                     found = max(found, difference(batches[rank].shared[target.name], values[value.name]))
         assert not box.waiting
     return found
@@ -120,6 +126,46 @@ def test_a_norm_of_all_gradients_and_a_tied_weight() -> None:
     small = [(key, place) for key, place in sent if plan.types[place[0]].shape in ((), (1,))]
     # the norm of each gradient, and what is made of all of them: a message from one segment to one other
     assert len(small) >= 8 and len({(key, packs.get(place, place)) for key, place in small}) <= 4
+
+
+def test_all_ranks_count_the_steps_that_a_scaler_lets_through() -> None:
+    """Counts of steps are written by what is made of all gradients, and every rank keeps them."""
+    torch.manual_seed(0)
+    captured = capture(Llama(layers=1).double(), scaler=torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    written = {target.name for target, _ in captured.graph.writes}
+    counts = written - {*captured.roles.weights, *captured.roles.states}
+    plan, _, _ = planned(captured, 2)
+    assert len(counts) == 2 and all(counts <= one for one in plan.inputs)
+    assert worst(captured, 2) < 1e-12
+
+
+@pytest.mark.parametrize("cuts", [(), (("data", (0, 1, 4, 1, 0)),)], ids=["whole", "in parts"])
+def test_a_tensor_moves_to_where_a_program_reads_it(monkeypatch: pytest.MonkeyPatch, cuts: tuple[Any, ...]) -> None:
+    """A program that gathers gradients reads a bias on one stage; that of the update writes it on another one, too."""
+    mesh, line = mesh_of(pp=2, data=2), {}
+    ranks = [Distribution(Strategy(mesh, ("pp", "ddp")), cast(ProcessMesh, SimpleNamespace(
+        mesh=mesh, coordinates={"pp": rank, "data": 1}, groups={"pp": None})), list) for rank in range(2)]
+    biases = [torch.nn.Parameter(torch.arange(4.0)) for _ in ranks]
+
+    def broadcast(value: Tensor, source: int, group: object) -> None:
+        assert source == mesh.rank({"pp": 0, "data": 1}) and group is None
+        value.copy_(line.setdefault("sent", value.clone()))
+
+    def all_ranks(homes: Collection[int], is_written: bool) -> list[list[float]]:
+        found = []
+        for one, bias in zip(ranks, biases, strict=True):
+            one.at_home(bias, cuts, frozenset(homes), is_written)
+            found.append((one.own(bias, cuts) if cuts and one._stage in homes else bias.detach()).tolist())
+        return found
+
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
+    own = [2.0, 3.0] if cuts else [0.0, 1.0, 2.0, 3.0]
+    assert all_ranks({0}, False)[0] == own and biases[1].isnan().all()
+    assert all_ranks({0, 1}, True) == [own, own] and len(line) == 1
+    line.clear()
+    assert all_ranks({0}, False)[0] == own and not line  # both go on having it
+    assert all_ranks({0}, True)[0] == own and biases[1].isnan().all() and not ranks[1].parts
+    assert all_ranks({0, 1}, True) == [own, own] and len(line) == 1
 
 
 def test_one_message_each_way_crosses_a_border() -> None:

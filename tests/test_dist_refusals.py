@@ -54,6 +54,41 @@ def test_what_the_users_own_code_raises_is_raised_as_it_is_and_others_hear_of_it
 
 
 @pytest.mark.usefixtures("one_process")
+def test_weights_that_are_whole_for_a_while_or_from_here_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step inside of `whole` would be lost, a frozen weight is dealt out no more, and a rank that fails where all
+    bring weights together says so at once."""
+    step = made(lambda model, x: model(x).square().mean(), "fsdp", strict=True, ema=0.5)
+    model, x = step.settings.model, torch.ones(2, 2)
+    alone = nn.Linear(2, 3)
+    alone.load_state_dict(model.state_dict())
+    own = torch.optim.AdamW(alone.parameters())
+    for number in range(3):
+        loss = alone(x).square().mean()
+        assert torch.allclose(step(x), loss, rtol=1e-5)
+        own.zero_grad()
+        loss.backward()
+        own.step()
+        if number == 0:
+            assert model.bias.isnan().all()
+            with step.whole(), pytest.raises(InputError, match="called inside of") as caught:
+                step(x)
+            assert caught.value.why and caught.value.do and step.count == 1
+            model.bias.requires_grad_(False)
+            alone.bias.requires_grad_(False)
+    assert torch.allclose(model.bias, alone.bias, rtol=1e-5)
+    assert torch.isfinite(step.averages["bias"]).all() and model.weight.isnan().all()
+
+    def fails(*_: object) -> None:
+        raise MemoryError("tried to allocate 5 GB")
+
+    monkeypatch.setattr(distributed, "restore", fails)
+    with pytest.raises(MemoryError), step.whole():
+        raise AssertionError("it is not entered")
+    with pytest.raises(RankError, match="has failed in a step before"):
+        step(x)
+
+
+@pytest.mark.usefixtures("one_process")
 def test_a_state_that_is_part_of_another_is_named() -> None:
     step = made(lambda model, x: model(x).sum())
     optimizer = step.settings.optimizer

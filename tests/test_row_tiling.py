@@ -7,8 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anyshape
+from anyshape.base.config import Config
 from anyshape.dist import row_tiling
+from anyshape.dist.halves import gathered_first, halves_of
+from anyshape.dist.strategies import partitioned, strategy_of
+from anyshape.frontend.train_step.distributed import forward_of
+from anyshape.frontend.train_step.tiled import in_bands
+from anyshape.ops.collective import COLLECTIVES
 from anyshape.plan.ir.program import LibraryStep
+from dist_model import Llama, capture, worst_difference
 
 WORDS = 67
 
@@ -81,3 +88,24 @@ def test_a_step_in_bands_is_eager_s(loss_fn: object, tied: bool, products: int) 
         for a, b in zip(model.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert bands(step) == products
+
+
+def test_bands_of_a_rank_s_rows_are_those_of_one_process() -> None:
+    """All ranks in one process. The head's weight is gathered for the bands, and not again for the backward."""
+    torch.manual_seed(0)
+    captured = capture(Llama(layers=1, tied=True).double(), in_halves=True)
+    for mode in ("ddp", "fsdp"):
+        strategy = strategy_of(mode, 2)
+        chain = partitioned(captured.graph, strategy, captured.roles)
+        local = gathered_first(chain[-1].graph, captured.roles.data)
+        first = forward_of(local, captured.first)
+        assert in_bands(local, first, (), Config()) is None  # there is no limit
+        banded = in_bands(local, first, (), Config(memory_limit=1 << 30))
+        assert banded is not None
+        found, plain = (halves_of(*one, captured.roles.data, True) for one in (banded, (local, first)))
+        products = [sum(node.op.startswith("matmul") for node in one.forward.nodes) for one in (found, plain)]
+        assert products[0] >= products[1] + 3 * 3
+        assert worst_difference(captured, strategy, chain, 5, 12, found) < 1e-12
+        sent = [[sum(node.op in COLLECTIVES for node in half.nodes) for half in (one.forward, one.backward)]
+                for one in (found, plain)]
+        assert sent[0][0] == sent[1][0] and sent[0][1] <= sent[1][1], sent  # none for each band

@@ -240,6 +240,24 @@ def test_what_is_fixed_stays_fixed() -> None:
     assert set(DATA) >= {"ddp", "fsdp"} and RECOMPUTE[0] == "none"
 
 
+def test_of_overrides_that_differ_the_last_counts_and_what_cannot_be_had_is_said() -> None:
+    more = (override("*", placement="cut"), override("layers.*", placement="whole", recompute="full"),
+            override("layers.*.mlp", recompute="none"), override("*", data="zero1"))
+    search = small(overrides=more, degrees=(("tensor", 2),))
+    layers = solve(search).best.plan.strategies[0].layers
+    assert [str(one.choice) for one in layers] == ["cut zero1", "whole zero1", "whole zero1", "cut zero1"]
+    assert [one.modes()[0] for one in layers[1:3]] == ["full", "none"]
+    for one, words in ((override("head", data="hsdp"), "head is to be hsdp, and may be cut ddp"),
+                       (override("embed", placement="sequence"), "overrides ask for placements that no one plan has")):
+        with pytest.raises(InputError, match="cannot be had on 4 ranks") as caught:
+            solve(small(overrides=(override("layers.*", placement="whole"), one), degrees=(("tensor", 2),)))
+        assert words in caught.value.why and "override('layers.*')" in caught.value.where and caught.value.do
+    for given in ({}, {"data": "FSDP"}):
+        with pytest.raises(InputError) as caught:
+            override("head", **given)
+        assert caught.value.where == "override('head')" and caught.value.why and caught.value.do
+
+
 def test_a_limit_below_the_least_says_which_would_do() -> None:
     with pytest.raises(LimitError, match="no strategy of 4 ranks") as caught:
         solve(small(memory=1.6e9))
@@ -376,16 +394,35 @@ class Wider(nn.Module):
         return F.interpolate(x.mT, scale_factor=2.0, mode="linear").mT
 
 
+class Writer(nn.Module):
+    """It writes in place, into a part of a tensor and a buffer, and has another way where it is not compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and x.sum() > 0:
+            raise AssertionError
+        self.calls.add_(1)
+        x = x.mul(2).add_(1)
+        shifted = x.new_zeros(x.shape)
+        shifted[:, 1:] = x[:, :-1]
+        return shifted.relu_()
+
+
 @pytest.mark.parametrize(("inner", "head", "inputs", "rows"), [
     (nn.Identity(), False, "embed.weight", "s*b"),  # the demo's head: refused by PyTorch 2.12's rule in C++
     (nn.LSTM(16, 16, batch_first=True), True, "inner.weight_ih_l0", "s*b"),
     (Wider(), True, "head.weight", "2*s*b"),
+    (Writer(), True, "head.weight", "s*b"),
 ], ids=lambda one: type(one).__name__ if isinstance(one, nn.Module) else "")
 def test_products_have_sizes_for_every_batch_and_length(inner: nn.Module, head: bool, inputs: str, rows: str) -> None:
     work = anyshape.strategy(Reader(inner, head), lambda model, tokens: model(tokens).square().mean(), None,
                              torch.zeros(16, 128, dtype=torch.int64), world=2).problem.workload
     found = {f"{layer.name}.{one.name}": one.rows for layer in work.layers for one in layer.products}
     symbols = {"s": symbol(work.length), "b": symbol(work.batch)}
+    assert not torch.compiler.is_compiling()
     assert found[inputs] == eval(rows, {}, symbols), found
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from anyshape.dist.cost.machine import machine_of
 from anyshape.dist.cost.parallel import Degrees, Precision
-from anyshape.dist.cost.strategy import Strategy, uniform
+from anyshape.dist.cost.strategy import LayerStrategy, uniform
 from anyshape.dist.cost.workload import Workload
 from anyshape.dist.search.hand_made import best_by_name
 from anyshape.dist.search.problem import Search, Shape, shapes_of
@@ -159,7 +159,7 @@ def torchacc(work: Workload) -> list[dict[str, Any]]:
     return rows
 
 
-def _rate(work: Workload, machine: Any, strategy: Strategy, batch: int, precision: Precision) -> float:
+def _rate(work: Workload, machine: Any, strategy: LayerStrategy, batch: int, precision: Precision) -> float:
     report = simulate_step(work, machine, strategy, batch, 2048, precision)
     assert report is not None
     return report.rate

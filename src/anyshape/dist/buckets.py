@@ -40,7 +40,7 @@ class _Bucket:
     bytes: Size = 0
 
 
-class _Walk:
+class _MessageWalk:
     """fixed: first results of messages that stay as they are."""
 
     def __init__(self, graph: Graph, limit: int, fixed: Container[str]) -> None:
@@ -261,7 +261,7 @@ def bucketed(graph: Graph, limit: int = BUCKET_BYTES, ahead: bool = True) -> Gra
             from then on.
     """
     graph, joined = _with_gathers_joined(graph, min(limit, GATHER_BYTES), ahead)
-    return graph.replace(nodes=_Walk(_with_last_reads_early(graph), limit, joined).run())
+    return graph.replace(nodes=_MessageWalk(_with_last_reads_early(graph), limit, joined).run())
 
 
 def messages_text(graphs: Sequence[Graph]) -> str:

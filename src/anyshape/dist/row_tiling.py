@@ -28,6 +28,7 @@ from anyshape.dist.rules import Factor, factors
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import SizeType, TensorType
+from anyshape.ops.collective import COLLECTIVES
 from anyshape.sym.expr import Size, ceildiv, maximum, minimum
 
 BANDS, LEAST_ROWS = 8, 64
@@ -124,7 +125,9 @@ class _Tiling:
             names = {v.name for v in node.values()}
             if place != self.seed and not names & (chain.dims.keys() | self.later):
                 continue
-            one = None if names & self.later or has_effect(node) or row(node).random else self.loop(node)
+            # of a message for all ranks there is one, not one a band
+            stays = has_effect(node) or row(node).random or node.op in COLLECTIVES
+            one = None if names & self.later or stays else self.loop(node)
             if one is None or place != self.seed and not names & chain.dims.keys():
                 self.later.update(v.name for v in node.outputs)
                 continue
@@ -193,7 +196,7 @@ class _Tiling:
                 if not any(map(self.is_wide, (value, *node.values()))):
                     continue
                 one = next((one for one in factors(node) if one.outs == (dim,)), None)
-                if one is None or has_effect(node) or row(node).random:
+                if one is None or has_effect(node) or row(node).random or node.op in COLLECTIVES:
                     return False
                 chain.members[maker] = one
                 chain.copied.add(maker)

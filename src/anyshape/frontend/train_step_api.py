@@ -13,7 +13,7 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from anyshape.frontend.train_step.wrapped_model import unwrapped_model
 from anyshape.frontend.train_step_fallback import StepApart
 from anyshape.runtime.collectives.agreement import fail_together, together, told_once
 from anyshape.runtime.collectives.lost_rank import leave, leave_words, lost, told_of_lost_ranks
-from anyshape.runtime.collectives.process_group import ProcessMesh
+from anyshape.runtime.collectives.process_group import ProcessMesh, sending
 from anyshape.torch_compat.tracing import settings as torch_trace
 from anyshape.torch_compat.versions import api
 
@@ -117,7 +117,7 @@ class TrainStep:
             The loss, detached. Where `loss_fn` returns a tuple, a tuple that begins with it.
 
         Raises:
-            InputError: the loss is not one number that depends on a weight.
+            InputError: the loss is not one number that depends on a weight, or it is called inside of `whole`.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
             RankError: ranks run other programs, or one is lost: its process has ended.
         """
@@ -156,9 +156,13 @@ class TrainStep:
             self._refuse_apart(why)
             self._refuse_alone(why)
             return self._run_apart(why, arguments, keywords)
+        state = self._whole.state
+        if state.distribution is not None and state.distribution.is_whole:
+            raise InputError("a step was called inside of `with step.whole():`", where="train_step(strategy=...)",
+                             why="it changes the parts that ranks have, and the wholes are taken over behind it: the "
+                                 "step would be lost", do="call it behind the block")
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
-        state = self._whole.state
         if self.settings.strategy is not None:
             if state.distribution is None:  # the search needs a batch
                 self._meet("step")
@@ -223,7 +227,7 @@ class TrainStep:
                     self.count += self._apart.made
                     self.position, self.norm, self._apart.made = 0, self._apart.norm, 0
                     return
-                with self.whole():
+                with self.whole(), self._others_hear():
                     self._states.prepare(True)
                     self._states.make(self.position)
                     self._ended(True)
@@ -236,12 +240,37 @@ class TrainStep:
         to evaluate, to save, or to load a state. Without a strategy it does nothing.
         """
         distribution = None if self._apart is not None else self._whole.state.distribution
-        with ExitStack() as entered:
-            with told_of_lost_ranks():
-                self._meet("whole")
-                if distribution is not None:
-                    entered.enter_context(distribution.whole())
+        with told_of_lost_ranks():
+            self._meet("whole")
+        if distribution is None or distribution.is_whole:
             yield
+            return
+        with self._others_hear():
+            distribution.gather()
+        try:
+            yield
+        finally:
+            with self._others_hear():
+                distribution.scatter()
+
+    @contextmanager
+    def _others_hear(self) -> Iterator[None]:
+        """Inside, ranks that have met do what all of them have to do to the end: a failure of this one ends the groups
+        of the mesh, so that the others hear of it at once, as within a step."""
+        mesh = self._mesh()
+        if mesh is None:
+            yield
+            return
+        try:
+            with sending(mesh):
+                yield
+        except BaseException as error:
+            found = lost(error)
+            if mesh.failure is None:
+                leave(mesh, found or error)
+            if found is None:
+                raise
+            raise found from error
 
     def _mesh(self) -> ProcessMesh | None:
         """Of the strategy; None without, and before it was searched for."""

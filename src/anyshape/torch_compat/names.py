@@ -192,6 +192,8 @@ TRACING = {
        for name in ("", "._tags", "._nondeterministic_seeded")},
     "torch._dispatch.python.enable_python_dispatcher": Name(
         "a strategy for models with recurrent layers or resizing", "they have none, or one for sizes that are numbers"),
+    "torch.compiler._is_compiling_flag": Name(
+        "a strategy for models with a way of their own for compilers", "they are searched by the way for eager"),
     **{path: Name("what operators do in traces", "a dropout that drops nothing gives a copy")
        for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")

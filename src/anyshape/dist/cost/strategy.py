@@ -45,7 +45,7 @@ class LayerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class LayerStrategy:
     """How a train step is dealt out over a mesh, as the cost model sees it. micro: micro-batches of a step. chunks:
     stages of a rank, of an interleaved schedule. early: collectives run on streams of their own, begun as soon as they
     can be; else each where it is needed. merged: those of one layer are one. stages: the first layer of each stage of
@@ -60,7 +60,7 @@ class Strategy:
     merged: bool = True
     stages: tuple[int, ...] = ()
 
-    def replace(self, **changes: object) -> Strategy:
+    def replace(self, **changes: object) -> LayerStrategy:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ _HEAD = re.compile(r"strategy mesh\(pipe=(\d+), data=(\d+), context=(\d+), tenso
 _LAYER = re.compile(r"\s+(\S+): (\w+) (\w+) recompute\((\d+), (\d+), (\d+)\)")
 
 
-def strategy_of(text: str) -> Strategy:
+def strategy_of(text: str) -> LayerStrategy:
     """A strategy from its text form.
 
     Raises:
@@ -116,7 +116,7 @@ def strategy_of(text: str) -> Strategy:
                          do="compare with str() of a strategy")
     pipe, data, context, tensor = (int(head.group(place)) for place in range(1, 5))
     layers = [_layer_of(line) for line in lines[1:]]
-    return Strategy(Degrees(data, tensor, context, pipe, bool(head.group(5))), tuple(layers), int(head.group(6)),
+    return LayerStrategy(Degrees(data, tensor, context, pipe, bool(head.group(5))), tuple(layers), int(head.group(6)),
                     head.group(7), int(head.group(8)), bool(head.group(9)), bool(head.group(10)),
                     tuple(map(int, head.group(11).split(","))) if head.group(11) else ())
 
@@ -133,7 +133,7 @@ def _layer_of(line: str) -> LayerPlan:
 
 
 def uniform(degrees: Degrees, layers: Sequence[tuple[str, int]], tensor: str, data: str, recompute: str,
-            **settings: object) -> Strategy:
+            **settings: object) -> LayerStrategy:
     """A strategy that treats all layers (name, count) alike, as strategies by hand do."""
     place = RECOMPUTE.index(recompute)
     plans = []
@@ -141,4 +141,4 @@ def uniform(degrees: Degrees, layers: Sequence[tuple[str, int]], tensor: str, da
         counts = [0, 0, 0]
         counts[place] = count
         plans.append(LayerPlan(name, LayerChoice(tensor, data), (counts[0], counts[1], counts[2])))
-    return Strategy(degrees, tuple(plans)).replace(**settings)
+    return LayerStrategy(degrees, tuple(plans)).replace(**settings)

@@ -11,7 +11,7 @@ another stage is a message, and goes to the first segment there that reads it.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,17 +81,19 @@ class Pipeline:
     inputs: tuple[frozenset[str], ...]
 
 
-def pipeline(graph: Graph, found: Stages, ranks: int, split: bool) -> Pipeline:
+def pipeline(graph: Graph, found: Stages, ranks: int, split: bool, dealt_out: Collection[str]) -> Pipeline:
     """The programs of all stages of a graph of one micro-batch.
 
     Args:
         ranks: of the pipeline; the stages are a multiple.
         split: gradients of weights are segments of their own (W), as zero-bubble schedules have them.
+        dealt_out: inputs that a rank keeps if its stages read them, weights and states; others that are written, such
+            as counts of steps, are written on all ranks.
 
     Raises:
         Unsupported: a result differs from micro-batch to micro-batch.
     """
-    return _Builder(graph, found, ranks, split).run()
+    return _Builder(graph, found, ranks, split, dealt_out).run()
 
 
 @dataclass(slots=True)
@@ -106,10 +108,11 @@ class _Draft:
 
 
 class _Builder:
-    def __init__(self, graph: Graph, found: Stages, ranks: int, split: bool) -> None:
+    def __init__(self, graph: Graph, found: Stages, ranks: int, split: bool, dealt_out: Collection[str]) -> None:
         self.graph = graph
         self.found = found
         self.ranks = ranks
+        self.everywhere = {target.name for target, _ in graph.writes} - set(dealt_out)
         self.inputs = {v.name: v for v in graph.inputs}
         self.values = self.inputs | {v.name: v for node in graph.nodes for v in node.outputs}
         self.makers: dict[str, Key] = {}
@@ -177,7 +180,9 @@ class _Builder:
         self.drafts, self.wanted = {}, {}
         for target, value in self.graph.writes:
             self._check(value)
-            for key in self._writers(value, readers.get(target.name, frozenset())):
+            own = frozenset(range(self.ranks)) if target.name in self.everywhere else readers.get(
+                target.name, frozenset())
+            for key in self._writers(value, own):
                 self._want(value, key)
                 self._draft(key).given[target.name] = None
                 self._draft(key).writes.append((target, value))

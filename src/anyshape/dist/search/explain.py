@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from anyshape.base.units import bytes_text
 from anyshape.dist.cost.layer_cost import LayerCost, layer_cost
 from anyshape.dist.cost.parallel import RECOMPUTE
-from anyshape.dist.cost.strategy import LayerPlan, Strategy
+from anyshape.dist.cost.strategy import LayerPlan, LayerStrategy
 from anyshape.dist.cost.workload import Layer
 from anyshape.dist.search.problem import Search, Shape
 from anyshape.dist.search.solver import Found
@@ -33,7 +33,7 @@ class LayerRow:
     kept: float
 
 
-def rows(search: Search, shape: Shape, strategy: Strategy) -> list[LayerRow]:
+def rows(search: Search, shape: Shape, strategy: LayerStrategy) -> list[LayerRow]:
     """Of each layer, at one class of shapes."""
     costing = costing_of(search.workload, search.machine, strategy, shape.batch, shape.length, search.precision)
     assert costing is not None
@@ -45,7 +45,7 @@ def rows(search: Search, shape: Shape, strategy: Strategy) -> list[LayerRow]:
     return found
 
 
-def _row(strategy: Strategy, plan: LayerPlan, layer: Layer, costs: Sequence[tuple[int, LayerCost]],
+def _row(strategy: LayerStrategy, plan: LayerPlan, layer: Layer, costs: Sequence[tuple[int, LayerCost]],
          width: float) -> LayerRow:
     micro, pipe = strategy.micro, strategy.degrees.pipe
     again = micro if plan.choice.data in ("fsdp", "hsdp") else 1
@@ -62,7 +62,7 @@ def _row(strategy: Strategy, plan: LayerPlan, layer: Layer, costs: Sequence[tupl
                     sum(count * one.kept for count, one in costs) / pipe)
 
 
-def _collectives(strategy: Strategy, plan: LayerPlan, layer: Layer) -> str:
+def _collectives(strategy: LayerStrategy, plan: LayerPlan, layer: Layer) -> str:
     degrees, found = strategy.degrees, []
     if degrees.weights_group(plan.choice.tensor).size > 1:
         found += {"ddp": ["all_reduce"], "zero1": ["all_gather", "reduce_scatter"],

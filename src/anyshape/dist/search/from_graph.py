@@ -49,7 +49,7 @@ def workload_of(graph: Graph, names: Sequence[str], name: str, *, batch: str, le
         batch, length: symbols of the graph.
         counts: block ("layers.*") -> how many there really are, where fewer were traced.
     """
-    walk = _Walk(graph, dict(zip((value.name for value in graph.inputs), names, strict=False)))
+    walk = _LayerWalk(graph, dict(zip((value.name for value in graph.inputs), names, strict=False)))
     layers: list[Layer] = []
     for keys, block in _classes(walk):
         count = len(keys)
@@ -61,7 +61,7 @@ def workload_of(graph: Graph, names: Sequence[str], name: str, *, batch: str, le
     return Workload(name, tuple(layers), batch, length, dtype, state_bytes, master_bytes)
 
 
-def _classes(walk: _Walk) -> list[tuple[list[str], str]]:
+def _classes(walk: _LayerWalk) -> list[tuple[list[str], str]]:
     """Parts that are alike, each class at the place of its first: (keys, name with * for the number)."""
     found: dict[tuple[str, object], list[str]] = {}
     for key in walk.order:
@@ -69,7 +69,7 @@ def _classes(walk: _Walk) -> list[tuple[list[str], str]]:
     return [(keys, block) for (block, _), keys in found.items()]
 
 
-class _Walk:
+class _LayerWalk:
     """Assigns nodes to parts, and follows the columns of products."""
 
     def __init__(self, graph: Graph, names: Mapping[str, str]) -> None:

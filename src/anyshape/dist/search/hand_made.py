@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anyshape.dist.cost.parallel import RECOMPUTE, Degrees
-from anyshape.dist.cost.strategy import LayerPlan, Strategy, uniform
+from anyshape.dist.cost.strategy import LayerPlan, LayerStrategy, uniform
 from anyshape.dist.search.judge import Verdict, check, cost
 from anyshape.dist.search.problem import Plan, Search
 
@@ -47,7 +47,7 @@ def _plans(search: Search, name: str, degrees: Degrees, tensor: str, data: str, 
     yield name, Plan((_staged(strategy),) * len(search.shapes))
 
 
-def _staged(strategy: Strategy) -> Strategy:
+def _staged(strategy: LayerStrategy) -> LayerStrategy:
     """Stages by the number of layers, as people cut them."""
     pipe = strategy.degrees.pipe
     if pipe == 1:

@@ -69,13 +69,11 @@ def _broken(search: Search, name: str, most: int, own: object, tensor: int) -> l
     choice, recompute = own.choice, own.recompute  # type: ignore[attr-defined]
     if choice.tensor == "cut" and most % tensor:
         found.append(f"{name} cannot be cut over {tensor} ranks")
-    for one in search.overrides:
-        if not one.fits(name):
-            continue
-        if one.tensor and tensor > 1 and choice.tensor != one.tensor:
-            found.append(f"{name} is {choice.tensor}, not {one.tensor}")
-        if one.data and choice.data != one.data:
-            found.append(f"{name} is {choice.data}, not {one.data}")
-        if one.recompute and sum(recompute) != recompute[("none", "selective", "full").index(one.recompute)]:
-            found.append(f"{name} recomputes {recompute}, not {one.recompute}")
+    one = search.fixed_of(name)
+    if one.tensor and tensor > 1 and choice.tensor != one.tensor:
+        found.append(f"{name} is {choice.tensor}, not {one.tensor}")
+    if one.data and choice.data != one.data:
+        found.append(f"{name} is {choice.data}, not {one.data}")
+    if one.recompute and sum(recompute) != recompute[("none", "selective", "full").index(one.recompute)]:
+        found.append(f"{name} recomputes {recompute}, not {one.recompute}")
     return found

@@ -14,7 +14,7 @@ from anyshape.base.errors import InputError
 from anyshape.dist.cost.layer_cost import Precision
 from anyshape.dist.cost.machine import Machine
 from anyshape.dist.cost.parallel import DATA, RECOMPUTE, TENSOR
-from anyshape.dist.cost.strategy import Strategy
+from anyshape.dist.cost.strategy import LayerStrategy
 from anyshape.dist.cost.workload import Workload
 
 PLACEMENTS = {"column": "cut", "row": "cut", "cut": "cut", "tensor": "cut", "sequence": "sequence", "whole": "whole",
@@ -64,6 +64,15 @@ class Search:
         """The size that a person gave an axis; 0: none."""
         return dict(self.degrees).get(axis, 0)
 
+    def fixed_of(self, layer: str) -> Override:
+        """What a person has fixed of a layer: of several overrides that speak of one choice of it, the last counts."""
+        found = Override(layer)
+        for one in self.overrides:
+            if one.fits(layer):
+                found = Override(layer, one.tensor or found.tensor, one.data or found.data,
+                                 one.recompute or found.recompute)
+        return found
+
     def replace(self, **changes: object) -> Search:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -74,9 +83,9 @@ class Plan:
     """A solution: a strategy for each class of shapes; their degrees of tensor and pipe, and their layers' choices, are
     equal, and so are data * context."""
 
-    strategies: tuple[Strategy, ...]
+    strategies: tuple[LayerStrategy, ...]
 
-    def at(self, shapes: Sequence[Shape], length: int) -> Strategy:
+    def at(self, shapes: Sequence[Shape], length: int) -> LayerStrategy:
         """The strategy of a step of this length: that of the first class that is long enough."""
         for shape, strategy in zip(shapes, self.strategies, strict=True):
             if length <= shape.length:
@@ -92,17 +101,21 @@ def override(pattern: str, *, placement: str = "", data: str = "", recompute: st
     """An override from a user's words.
 
     Raises:
-        InputError: a word is none of the known ones, or no layer has such a name.
+        InputError: a word is none of the known ones, there is none, or no layer has such a name.
     """
+    where = f"override({pattern!r})"
+    if not (placement or data or recompute):
+        raise InputError("an override fixes nothing", where=where, why="it has neither placement, data nor recompute",
+                         do='give one of them, such as data="fsdp"')
     for name, value, known in (("placement", placement, PLACEMENTS), ("data", data, DATA),
                                ("recompute", recompute, RECOMPUTE)):
         if value and value not in known:
-            raise InputError(f"{name}={value!r} cannot be had for {pattern}", why=f"it is one of {', '.join(known)}",
-                             do="give one of these")
+            raise InputError(f"{name}={value!r} cannot be had for {pattern}", where=where,
+                             why=f"it is one of {', '.join(known)}", do="give one of these")
     found = Override(pattern, PLACEMENTS.get(placement, ""), data, recompute)
     assert found.tensor in ("", *TENSOR)
     if workload is not None and not any(found.fits(layer.name) for layer in workload.layers):
-        raise InputError(f"no layer of {workload.name} is called {pattern}",
+        raise InputError(f"no layer of {workload.name} is called {pattern!r}", where=where,
                          why=f"there are {', '.join(layer.name for layer in workload.layers)}",
                          do="give one of these, or a pattern with * that one of them matches")
     return found

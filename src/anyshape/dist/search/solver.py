@@ -19,13 +19,14 @@ import numpy as np
 
 from anyshape.base.units import bytes_text
 from anyshape.base.errors import InputError, LimitError
-from anyshape.dist.cost.parallel import RECOMPUTE
-from anyshape.dist.cost.strategy import LayerPlan, Strategy
+from anyshape.dist.cost.parallel import RECOMPUTE, LayerChoice
+from anyshape.dist.cost.strategy import LayerPlan, LayerStrategy
+from anyshape.dist.cost.workload import Layer
 from anyshape.dist.search import integer
 from anyshape.dist.search.hand_made import hand_made
 from anyshape.dist.search.judge import Verdict, check, cost
 from anyshape.dist.search.problem import Plan, Search
-from anyshape.dist.search.tables import Family, Floats, Mode, Row, Table, choices, families, modes, table
+from anyshape.dist.search.tables import Family, Floats, Mode, Row, Table, allowed, choices, families, modes, table
 from anyshape.dist.simulate.chain import chain_of
 from anyshape.dist.simulate.step import RESERVED, costing_of, stages_of
 
@@ -234,7 +235,7 @@ class _Family:
             layers = tuple(
                 LayerPlan(layer.name, self.choices[option], (int(row[0]), int(row[1]), int(row[2])))
                 for layer, option, row in zip(search.workload.layers, picked, counts, strict=True))
-            found.append(Strategy(mode.degrees, layers, mode.micro, family.schedule, family.chunks))
+            found.append(LayerStrategy(mode.degrees, layers, mode.micro, family.schedule, family.chunks))
         if family.pipe == 1:
             return Plan(tuple(found))
         main = max(range(len(found)), key=lambda place: search.shapes[place].weight * search.shapes[place].length)
@@ -323,6 +324,19 @@ def _dual(one: Table, seconds: Floats, room: float) -> float:
 
 
 def _impossible(search: Search) -> InputError:
+    """Why there is no plan at all: the ranks, or what a person has fixed."""
+    free = search.replace(overrides=())
+    if any(_Family.of(free, family) is not None for family in families(free)):
+        layer = next((layer for layer in search.workload.layers if not _choices_of(search, layer)), None)
+        why = f"{len(search.overrides)} overrides ask for placements that no one plan has"
+        if layer is not None:
+            fixed = search.fixed_of(layer.name)
+            words = [word for word in (fixed.tensor, fixed.data, fixed.recompute) if word]
+            others = sorted({str(choice) for choice in _choices_of(free, layer)})
+            why = f"{layer.name} is to be {' '.join(words)}, and may be {', '.join(others)}"
+        return InputError(f"what is fixed of the layers cannot be had on {search.world} ranks", why=why,
+                          where="; ".join(f"override({one.pattern!r})" for one in search.overrides),
+                          do="fix something else: of several overrides that speak of a layer the last one counts")
     batch = min(shape.batch for shape in search.shapes)
     heads = max((layer.most for layer in search.workload.layers if layer.attentions), default=1)
     able = [one for one in range(search.world - 1, 0, -1)
@@ -335,6 +349,12 @@ def _impossible(search: Search) -> InputError:
                       why=f"data * context * tensor * pipe is the world; there are {batch} sequences for data, {heads} "
                       f"heads for tensor, and axes but data are powers of 2",
                       do=f"take {able[0] if able else 1} ranks, or at least {search.world} sequences a step")
+
+
+def _choices_of(search: Search, layer: Layer) -> list[LayerChoice]:
+    """What a layer may be in some family of plans."""
+    return [choice for family in families(search) for choice in choices(search, family)
+            if any(allowed(search, layer, choice, kind, family.tensor) for kind in RECOMPUTE)]
 
 
 def _too_small(search: Search, solved: Sequence[_Family], tried: Sequence[Candidate]) -> LimitError:

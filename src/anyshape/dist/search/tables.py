@@ -151,11 +151,9 @@ def allowed(search: Search, layer: Layer, choice: LayerChoice, recompute: str, t
     """May the layer have this choice?"""
     if choice.tensor == "cut" and (layer.most % tensor or not layer.cut_parameters):
         return False
-    for one in search.overrides:
-        if one.fits(layer.name) and ((one.tensor and tensor > 1 and one.tensor != choice.tensor) or (
-                one.data and one.data != choice.data) or (one.recompute and one.recompute != recompute)):
-            return False
-    return True
+    fixed = search.fixed_of(layer.name)
+    return not ((fixed.tensor and tensor > 1 and fixed.tensor != choice.tensor)
+                or (fixed.data and fixed.data != choice.data) or (fixed.recompute and fixed.recompute != recompute))
 
 
 def _entries(costing: Costing, family: Family, mode: Mode, layer: Layer, choice: LayerChoice,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from anyshape.dist.cost.collectives import Group, seconds
 from anyshape.dist.cost.layer_cost import Costing, LayerCost, layer_cost
-from anyshape.dist.cost.strategy import Strategy
+from anyshape.dist.cost.strategy import LayerStrategy
 from anyshape.dist.simulate.events import Task
 
 AHEAD = 2  # layers whose weights may be whole at one time, the one that runs included
@@ -31,7 +31,7 @@ class Link:
     gradients: float  # bytes before they are reduced
 
 
-def chain_of(costing: Costing, strategy: Strategy) -> list[Link]:
+def chain_of(costing: Costing, strategy: LayerStrategy) -> list[Link]:
     """All layers in order, each on its own."""
     found = []
     layers = {layer.name: layer for layer in costing.workload.layers}
@@ -50,7 +50,7 @@ def chain_of(costing: Costing, strategy: Strategy) -> list[Link]:
 class Tasks:
     """A list of tasks of one rank, in the making."""
 
-    def __init__(self, strategy: Strategy, micro: int, rank: int = 0) -> None:
+    def __init__(self, strategy: LayerStrategy, micro: int, rank: int = 0) -> None:
         self.strategy, self.micro, self.rank = strategy, micro, rank
         self.tasks: list[Task] = []
 

@@ -12,7 +12,7 @@ from anyshape.dist.cost.collectives import Group, seconds
 from anyshape.dist.cost.layer_cost import Costing
 from anyshape.dist.cost.machine import Machine
 from anyshape.dist.cost.parallel import Precision
-from anyshape.dist.cost.strategy import Strategy
+from anyshape.dist.cost.strategy import LayerStrategy
 from anyshape.dist.cost.workload import Workload
 from anyshape.dist.pipeline.cut import cut
 from anyshape.dist.pipeline.schedules import Action, Orders, before, in_flight, schedule
@@ -43,7 +43,7 @@ class Report:
         return self.tokens / self.seconds
 
 
-def simulate_step(workload: Workload, machine: Machine, strategy: Strategy, batch: int, length: int,
+def simulate_step(workload: Workload, machine: Machine, strategy: LayerStrategy, batch: int, length: int,
                   precision: Precision | None = None) -> Report | None:
     """Simulates one step.
 
@@ -67,7 +67,7 @@ def simulate_step(workload: Workload, machine: Machine, strategy: Strategy, batc
                   (held + timeline.peaks.get(0, 0.0),), max(idle, 0.0), batch * length, (0,), timeline)
 
 
-def costing_of(workload: Workload, machine: Machine, strategy: Strategy, batch: int, length: int,
+def costing_of(workload: Workload, machine: Machine, strategy: LayerStrategy, batch: int, length: int,
                precision: Precision | None) -> Costing | None:
     """The sizes of a micro-batch of one data rank; None where it has fewer sequences than micro-batches."""
     share = -(-batch // strategy.degrees.data)
@@ -94,7 +94,7 @@ class _Stage:
     link: str
 
 
-def _stage(links: Sequence[Link], strategy: Strategy, busy: float) -> _Stage:
+def _stage(links: Sequence[Link], strategy: LayerStrategy, busy: float) -> _Stage:
     """Simulates the forward and backward of a stage's layers, with the gathers that each micro-batch repeats."""
     repeated = [link for link in links if link.data in ("fsdp", "hsdp")]
     both = sum(link.cost.computing for link in links)
@@ -114,12 +114,12 @@ def _stage(links: Sequence[Link], strategy: Strategy, busy: float) -> _Stage:
                       for link in links), links[-1].cost.border, links[0].cost.link)
 
 
-def stages_of(chain: Sequence[Link], strategy: Strategy) -> tuple[int, ...] | None:
+def stages_of(chain: Sequence[Link], strategy: LayerStrategy) -> tuple[int, ...] | None:
     """First layers of the stages, of all ranks and chunks in the order of the model."""
     return strategy.stages or cut([link.cost.computing for link in chain], strategy.degrees.pipe * strategy.chunks)
 
 
-def _pipelined(costing: Costing, strategy: Strategy, chain: Sequence[Link], tokens: int) -> Report | None:
+def _pipelined(costing: Costing, strategy: LayerStrategy, chain: Sequence[Link], tokens: int) -> Report | None:
     pipe, chunks = strategy.degrees.pipe, strategy.chunks
     orders = schedule(strategy.schedule, pipe, strategy.micro, chunks)
     firsts = stages_of(chain, strategy)
@@ -142,7 +142,7 @@ def _pipelined(costing: Costing, strategy: Strategy, chain: Sequence[Link], toke
                   max(bubble, 0.0), tokens, firsts, timeline)
 
 
-def _tasks(costing: Costing, strategy: Strategy, stages: Sequence[_Stage], orders: Orders) -> list[Task]:
+def _tasks(costing: Costing, strategy: LayerStrategy, stages: Sequence[_Stage], orders: Orders) -> list[Task]:
     """The tasks of all ranks of a pipeline, in an order in which each comes behind what it waits for."""
     pipe, chunks = strategy.degrees.pipe, strategy.chunks
     degrees = costing.degrees

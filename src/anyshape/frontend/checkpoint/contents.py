@@ -84,9 +84,9 @@ def as_parts(found: Mapping[Path, Any], distribution: Distribution | None) -> di
         return dict(found)
     mesh, stored = distribution.mesh, {}
     for path, one in found.items():
-        part, home = distribution.parts.get(id(one)), distribution.homes.get(id(one))
-        if home is not None and not home.is_here:
+        if distribution.is_elsewhere(one):
             continue
+        part = distribution.parts.get(id(one))
         if part is None or not one.numel():
             stored[path] = one
             continue

@@ -16,13 +16,13 @@ from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import write_atomically
 from anyshape.base.units import bytes_of
 from anyshape.dist.cost.machine import Machine, machine_of
-from anyshape.dist.cost.strategy import Strategy
+from anyshape.dist.cost.strategy import LayerStrategy
 from anyshape.dist.search.explain import text
 from anyshape.dist.search.judge import Verdict
 from anyshape.dist.search.problem import Override, Search, Shape, override, shapes_of
 from anyshape.dist.search.solver import Found, solve
 from anyshape.dist.simulate.trace import perfetto
-from anyshape.dist.strategies import Strategy as RunnableStrategy
+from anyshape.dist.strategies import Strategy
 from anyshape.frontend.strategy.capture import capture, sizes_of
 from anyshape.frontend.strategy.page import page
 from anyshape.frontend.strategy.runnable import runnable
@@ -47,11 +47,11 @@ class StrategySearch:
         assert self.found.best.verdict is not None
         return self.found.best.verdict
 
-    def at(self, length: int) -> Strategy:
+    def at(self, length: int) -> LayerStrategy:
         """The strategy of a step of this length: the same on all ranks, for it depends on the length alone."""
         return self.found.best.plan.at(self.problem.shapes, length)
 
-    def runnable(self, length: int = 0) -> RunnableStrategy:
+    def runnable(self, length: int = 0) -> Strategy:
         """What `anyshape.train_step(strategy=...)` runs of it: a mesh, and a strategy along each axis.
 
         Args:

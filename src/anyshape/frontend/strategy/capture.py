@@ -134,10 +134,13 @@ str]]:
             # a product with a weight that is trained is taken apart as one of matrices, whatever its other operand is
             given = [torch.empty(one.shape, dtype=one.dtype, requires_grad=one.requires_grad)
                      for one in weights.values()]
-            graph = api.trace_formulas(run, [*batch, *given], decompositions.table())
+            graph = api.trace_model(run, [*batch, *given], decompositions.table())
     finally:
         for one in training:
             one.training = True
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        node.replace_all_uses_with(node.args[1])  # what is written to buffers costs next to nothing
+        graph.graph.erase_node(node)
     found, _ = to_graph(graph, "forward")
     parameters = {name.removeprefix("model.") for name, _ in module.named_parameters()}
     names = [""] * len(batch) + [name.removeprefix("model.") for name in weights]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anyshape.base.errors import ConfigError
 from anyshape.dist.cost.collectives import seconds
 from anyshape.dist.cost.machine import Machine
-from anyshape.dist.cost.strategy import Strategy as Found
+from anyshape.dist.cost.strategy import LayerStrategy
 from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.placement import Shard
 from anyshape.dist.strategies import CONTEXT, PipelineSchedule, Strategy
@@ -21,7 +21,7 @@ STRENGTH = ("ddp", "zero1", "fsdp")
 RUN_ALONG = ({"cut"}, {"sequence"})  # what all layers deal out along the tensor axis: weights, or positions
 
 
-def runnable(found: Found, machine: Machine, mixed: bool = False) -> Strategy:
+def runnable(found: LayerStrategy, machine: Machine, mixed: bool = False) -> Strategy:
     """The strategy of processes that a strategy of the search stands for.
 
     Args:

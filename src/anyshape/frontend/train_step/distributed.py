@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +47,7 @@ from anyshape.frontend.train_step.partition import (
     step_halves,
 )
 from anyshape.frontend.train_step.program import ROLE
+from anyshape.frontend.train_step.tiled import BANDED, in_bands
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.alpha_rename import nameless, with_symbols
 from anyshape.ir.graph import Graph, Value
@@ -81,13 +81,12 @@ class Part:
     cuts: tuple[Cut, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Home:
-    """Where a tensor of a pipeline is. owner: the first rank of the pipeline that has it. is_here: this rank has it."""
+    """Where a tensor of a pipeline is. owners: the ranks of the pipeline that have its numbers."""
 
     tensor: Tensor
-    owner: int
-    is_here: bool
+    owners: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -102,34 +101,72 @@ class Distribution:
     is_whole: bool = False
 
     def own(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
-        """This rank's part of a tensor; made, and the whole let go, when it is first asked for.
-
-        Raises:
-            Unsupported: another program deals it out in another way.
-        """
+        """This rank's part of a tensor, or the tensor where it is not cut; made, and the whole let go, when it is first
+        asked for. Where another program has dealt it out in another way, such as one before a weight was frozen, all
+        ranks that have parts of it call this, and it is dealt out anew."""
         known = self.parts.get(id(tensor))
-        if known is None:
-            known = self.parts[id(tensor)] = Part(tensor, self._cut(tensor, cuts), cuts)
-            release(tensor)
-        elif known.cuts != cuts:
-            raise Unsupported("two programs of a step deal a tensor out in two ways", why=f"{known.cuts} and {cuts}")
+        if known is not None and known.cuts == cuts:
+            return known.own
+        if known is not None:
+            with sending(self.mesh):
+                restore(tensor, gathered(self.mesh, known.own, known.cuts))
+            del self.parts[id(tensor)]
+        if not cuts:
+            return tensor
+        known = self.parts[id(tensor)] = Part(tensor, self._cut(tensor, cuts), cuts)
+        release(tensor)
         return known.own
 
-    def at_home(self, tensor: Tensor, owner: int, is_here: bool) -> None:
-        """Notes the ranks of a pipeline that have a tensor, when it is first used; elsewhere it is let go."""
-        if id(tensor) not in self.homes:
-            self.homes[id(tensor)] = Home(tensor, owner, is_here)
-            if not is_here:
+    def everywhere(self, tensor: Tensor) -> Tensor:
+        """A tensor that is dealt out no more, as one that is trained no more: all ranks call this."""
+        home = self.homes.get(id(tensor))
+        if home is not None:
+            self.at_home(tensor, (), frozenset(range(self._stages.size)), False)
+            del self.homes[id(tensor)]
+        return self.own(tensor, ())
+
+    def at_home(self, tensor: Tensor, cuts: tuple[Cut, ...], ranks: frozenset[int], is_written: bool) -> None:
+        """Brings a tensor to the ranks of a pipeline that a program reads or writes it on, and notes who has its
+        numbers; elsewhere it is let go. All ranks of the pipeline call this. Programs of one step may read a tensor on
+        other stages: one that gathers gradients does not read a bias where its update is made."""
+        home = self.homes.get(id(tensor))
+        if home is None:
+            home = self.homes[id(tensor)] = Home(tensor, ranks)
+        elif not ranks <= home.owners:
+            value = self.own(tensor, cuts) if self._stage in home.owners else self._empty(tensor, cuts)
+            self._broadcast(home, value)
+            if self._stage in ranks - home.owners and cuts:
+                self.parts[id(tensor)] = Part(tensor, value, cuts)
+            elif self._stage in ranks - home.owners:
+                restore(tensor, value)
+        home.owners = ranks if is_written else home.owners | ranks
+        if self.is_elsewhere(tensor):
+            self.parts.pop(id(tensor), None)
+            if not is_released(tensor):
                 release(tensor)
 
-    def _bring(self, home: Home) -> None:
-        """Sends a tensor from its owner to the ranks of the pipeline that do not have it."""
+    @property
+    def _stages(self) -> Axis:
+        """The axis of the pipeline."""
         pipe = self.strategy.pipe
         assert pipe is not None
-        if not home.is_here:
-            restore(home.tensor, torch.empty(home.tensor.shape, dtype=home.tensor.dtype))
-        source = self.mesh.mesh.rank({**self.mesh.coordinates, pipe.name: home.owner})
-        dist.broadcast(home.tensor.detach(), source, group=self.mesh.groups[pipe.name])
+        return pipe
+
+    @property
+    def _stage(self) -> int:
+        """Where this rank is along it."""
+        return self.mesh.coordinates[self._stages.name]
+
+    def _broadcast(self, home: Home, value: Tensor) -> None:
+        """Sends what the first owner of a tensor has to all ranks of the pipeline."""
+        axis = self._stages.name
+        source = self.mesh.mesh.rank({**self.mesh.coordinates, axis: min(home.owners)})
+        with sending(self.mesh):
+            dist.broadcast(value.detach(), source, group=self.mesh.groups[axis])
+
+    def _empty(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
+        """What takes this rank's part of a tensor."""
+        return self._cut(tensor, cuts) if cuts else torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def _cut(self, tensor: Tensor, cuts: tuple[Cut, ...]) -> Tensor:
         found = tensor.detach()
@@ -137,27 +174,30 @@ class Distribution:
             found = cut(found, numbers, self.mesh.mesh.axis(axis).size, self.mesh.coordinates[axis])
         return found.clone(memory_format=torch.contiguous_format)
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Parameters and states are whole inside, on every rank; what is changed there is taken over."""
-        if self.is_whole:
-            yield
-            return
+    def is_elsewhere(self, tensor: Any) -> bool:
+        """Whether other ranks of a pipeline have a tensor, and this one does not."""
+        home = self.homes.get(id(tensor))
+        return home is not None and self._stage not in home.owners
+
+    def gather(self) -> None:
+        """Makes parameters and states whole, on every rank."""
         for part in self.parts.values():
             restore(part.tensor, gathered(self.mesh, part.own, part.cuts))
         for home in self.homes.values():
-            self._bring(home)
+            if self.is_elsewhere(home.tensor):
+                restore(home.tensor, self._empty(home.tensor, ()))
+            self._broadcast(home, home.tensor)
         self.is_whole = True
-        try:
-            yield
-        finally:
-            self.is_whole = False
-            for part in self.parts.values():
-                part.own.copy_(self._cut(part.tensor, part.cuts))
-                release(part.tensor)
-            for home in self.homes.values():
-                if not home.is_here:
-                    release(home.tensor)
+
+    def scatter(self) -> None:
+        """Takes over what was changed while they were whole, and lets the wholes go."""
+        self.is_whole = False
+        for part in self.parts.values():
+            part.own.copy_(self._cut(part.tensor, part.cuts))
+            release(part.tensor)
+        for home in self.homes.values():
+            if self.is_elsewhere(home.tensor):
+                release(home.tensor)
 
 
 def meet(given: object, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -286,6 +326,13 @@ def imported(compilation: Compilation, name: str, gm: GraphModule, static: Seque
     return graph, notes, replace(roles, same=same)
 
 
+def forward_of(graph: Graph, first: Collection[str]) -> frozenset[str]:
+    """Names of all values of the forward of a rank's graph. first: of those that one rank alone would compute there;
+    the others are moved or gathered for these."""
+    made = [place for place, node in enumerate(graph.nodes) if any(v.name in first for v in node.outputs)]
+    return frozenset(v.name for node in graph.nodes[:max(made, default=-1) + 1] for v in node.outputs)
+
+
 def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, static: Sequence[int]) -> Boxed:
     """The program of this rank for a traced step with its update.
 
@@ -300,13 +347,15 @@ def compile_distributed(compilation: Compilation, number: int, gm: GraphModule, 
         local = gathered_first(chain[-1].graph, roles.data)
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
+        ahead = forward_of(local, notes.first)
+        banded = in_bands(local, ahead, notes.equalities, compilation.config) if ahead else None
+        local, ahead = banded or (local, ahead)
         parts = [bucketed(local)]
-        halves = halves_of(local, notes.first, roles.data, compilation.config.limited) if notes.first else None
+        halves = halves_of(local, ahead, roles.data, compilation.config.limited) if ahead else None
         if halves is not None:
-            ahead = not compilation.config.limited
-            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=ahead)]
+            parts = [bucketed(halves.forward), bucketed(halves.backward, ahead=not compilation.config.limited)]
         text = "\n".join(map(nameless, parts))
-        compilation.strategy.append(f"{strategy}\n{messages_text(parts)}")
+        compilation.strategy.append("\n".join([str(strategy), messages_text(parts), *([BANDED] if banded else [])]))
         first, *later = (lowered(one, strategy.mesh) for one in parts)
         names = ("forward", "backward") if later else ("inference",)
         needed = tuple(dict.fromkeys(size for one in later for size in uncertain_sizes(one)))
@@ -390,8 +439,7 @@ class DistributedProgram:
         symbols = self._agreed(own, content(inputs[place] for place in self.rows) if self.shares else 0)
         given = [*inputs, *self.constants]
         for place, cuts in self.cuts.items():
-            if cuts:
-                given[place] = self.distribution.own(given[place], cuts)
+            given[place] = self.distribution.own(given[place], cuts)
         for place, name in self.sizes:
             given[place] = symbols[name]
         coordinates = self.distribution.mesh.coordinates

@@ -147,8 +147,11 @@ class StepStates:
         there was a step."""
         settings = self.settings
         if self.resting and settings.ema is not None and (finite is None or bool(finite)):
+            distribution = self.whole.state.distribution
             with torch.no_grad():
                 for weight, average in self.resting:
+                    if distribution is not None:  # they may have been dealt out before they came to rest
+                        weight, average = distribution.everywhere(weight), distribution.everywhere(average)
                     average.lerp_(weight, 1 - settings.ema)
         settings.optimizer._opt_called = True  # type: ignore[attr-defined]
         scaler = settings.scaler

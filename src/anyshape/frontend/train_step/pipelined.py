@@ -59,7 +59,8 @@ def compile_pipelined(compilation: Compilation, number: int, gm: GraphModule, st
         verify(local, "the partitioner")
         needs = needs_of(local, chain, graph)
         stages = assign(local, roles, axis.size * strategy.pipeline.chunks, varying_sizes(chain))
-        plan = pipeline(local, stages, axis.size, strategy.pipeline.name == "zero-bubble")
+        plan = pipeline(local, stages, axis.size, strategy.pipeline.name == "zero-bubble",
+                        (*roles.weights, *roles.states))
         programs: dict[Key, Program] = {}
         rank = distribution.mesh.coordinates[axis.name]
         for key, one in plan.segments.items():
@@ -132,6 +133,7 @@ class PipelinedProgram:
         self.transport = transport
         self.rank = PipelineRank(plan, orders, mesh.coordinates[self.axis], programs, transport)
         (self.dealt,) = [one for one in every.chain if one.sharding.axis == MICRO]
+        self.written = {target.name for target, _ in every.graph.writes}
         self.tensors = [(place, v.name) for place, v in enumerate(every.graph.inputs) if isinstance(v.type, TensorType)]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -157,12 +159,14 @@ class PipelinedProgram:
         for place, name in self.tensors:
             if name in every.data:
                 continue
-            homes = [rank for rank, names in enumerate(self.plan.inputs) if name in names]
-            is_here, cuts = self.rank.rank in homes, every.cuts[place]
-            if is_here:
-                found[name] = every.distribution.own(given[place], cuts) if cuts else given[place]
+            homes = frozenset(rank for rank, names in enumerate(self.plan.inputs) if name in names)
+            cuts = every.cuts[place]
             if homes and name in every.dealt_out:
-                every.distribution.at_home(given[place], homes[0], is_here)
+                every.distribution.at_home(given[place], cuts, homes, name in self.written)
+            elif homes:
+                every.distribution.everywhere(given[place])
+            if self.rank.rank in homes:
+                found[name] = every.distribution.own(given[place], cuts)
         return found
 
     def _rows(self, given: Sequence[Any], number: int) -> dict[str, Tensor]:

@@ -221,6 +221,26 @@ def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
         return make_fx(function, decomposition_table=table)(*values)
 
 
+def trace_model(function: Callable[..., Any], values: Sequence[Any],
+                table: dict[Any, Callable[..., Any]]) -> torch.fx.GraphModule:
+    """`trace_formulas` of a user's model: it takes the branches that it takes where it is compiled, and what it writes
+    in place is made functional. That is done in a second trace, for models ask whether their tensors are fake."""
+    flag = "_is_compiling_flag"
+    with compat.compile_lock():
+        before = compat.get(f"torch.compiler.{flag}")
+        try:
+            if before is not None:
+                setattr(torch.compiler, flag, True)
+            graph = trace_formulas(function, values, table)
+        finally:
+            if before is not None:
+                setattr(torch.compiler, flag, before)
+    if not any(isinstance(node.target, compat.OpOverload) and compat.is_mutable(node.target)
+               for node in graph.graph.nodes):
+        return graph
+    return trace_formulas(torch.func.functionalize(graph), values, table)
+
+
 def fix_sizes(tensor: torch.Tensor) -> None:
     """Lets Dynamo take the sizes of a tensor as numbers, as it does with parameters."""
     mark = compat.get("torch._dynamo.mark_static")
