@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import pytest
 import torch
 
 import anyshape
+from anyshape.backend.cpu.step_timer import durations
 from anyshape.backend.targets import usual_target
 from anyshape.base.disk_cache import DiskCache
 from anyshape.ir.types import TensorType
@@ -106,3 +108,9 @@ def test_only_a_call_that_has_to_choose_measures(measured, tmp_path) -> None:
     limit = limit_of(tight)
     point = next(one for one in limit.tradeoff(sizes(tight, x)) if one.dropped)
     assert f"{limit.seconds(point) * threads:.6g}" == f"{point.seconds:.6g}"
+
+
+def test_a_profile_of_a_young_thread_has_its_steps() -> None:
+    """The clock of one that has used no whole second yet says 0 seconds."""
+    clock = array("q", [0, 500, -1, 0, 800, 0, 1, 0, 1, 0, 0, 0])
+    assert durations(clock, 2) == [(0, pytest.approx(3e-7)), (1, pytest.approx(1 - 8e-7))]

@@ -310,6 +310,21 @@ def test_a_value_is_stored_where_its_readers_cannot_all_have_it() -> None:
     assert all(refusal.reason for refusal in fusion.refusals) and fusion.refusals
 
 
+@pytest.mark.parametrize("terms, copies", [(1, 2), (4, 1)])
+def test_what_leads_to_a_value_counts_where_it_would_be_computed_again(terms: int, copies: int) -> None:
+    """A mean and what it scales (squeeze and excite) read a sum of products, such as a depthwise convolution: each sum
+    alone is cheap, all of them are not."""
+    inputs = ", ".join(f"w{k}: f32[n, 8]" for k in range(terms))
+    sums = "  r0 = mul(x, w0)  f32[n, 8]\n" + "".join(
+        f"  p{k} = mul(x, w{k})  f32[n, 8]\n  r{k} = add(r{k - 1}, p{k})  f32[n, 8]\n" for k in range(1, terms))
+    graph = parse(f"graph g(x: f32[n, 8], {inputs}, v: f32[8, 8]) where 2 <= n\n{sums}"
+                  f"  y = neg(r{terms - 1})  f32[n, 8]\n  s = sum(y | dims=[0], keep)  f32[1, 8]\n"
+                  "  g = matmul(s, v)  f32[1, 8]\n  z = mul(y, g)  f32[n, 8]\n  return z\n")
+    found = operations(fused(graph))
+    assert sum("neg" in one for one in found) == copies, found
+    assert sum(one.count("add") for one in found) == (terms - 1) * copies
+
+
 def test_kernels_that_wait_for_each_other_are_an_error() -> None:
     first, second = (node for text in ("b = exp(a)", "a = exp(b)") for node in
                      parse(f"graph g({text[-2]}: f32[n])\n  {text}  f32[n]\n  return {text[0]}\n").nodes)

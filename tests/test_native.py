@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import itertools
 from typing import Annotated, Any
 
+import numpy
 import pytest
 
 from anyshape.backend.cpu.bytecode import format
@@ -28,7 +30,7 @@ from anyshape.backend.cpu.native.records import (
     words,
     words_of,
 )
-from anyshape.backend.cpu.routines.blas_gemm import copy_run
+from anyshape.backend.cpu.routines.blas_gemm import CopyWork, copy_range, copy_run
 from anyshape.backend.cpu.routines.offset_assignment import search
 
 NUMBERS = (-65, -64, -7, -1, 0, 1, 3, 7, 64, 65)
@@ -197,4 +199,26 @@ def test_routines_run_as_python(compiled: Any) -> None:
     copy_run(target, source, 3, 8, 16, 8)
     assert [target[i] for i in range(3)] == [0, 2, 4]
     assert call(address_of(added), Pair(source), 4) == 4
+
+
+@pytest.mark.parametrize("images, pixels, channels", [(2, 5, 3), (1, 1030, 3), (3, 2, 17), (2, 1, 1)])
+def test_copies_with_channels_last_in_any_shares(images: int, pixels: int, channels: int) -> None:
+    """Few channels go across a block of pixels: whoever copies which part of the pixels, each element comes once."""
+    size = images * pixels * channels
+    step = format.CopyStepWords.encoder()(
+        op=format.COPY, length=0, number=0, item=8, target=(0, 0), source=(1, 0), outer=images * pixels, rank=2,
+        inner=(channels, 8, 8 * pixels),
+        dims=(images, 8 * channels * pixels, 8 * channels * pixels, pixels, 8 * channels, 8))
+    work, source, target = new(CopyWork), (ctypes.c_int64 * size)(*range(size)), (ctypes.c_int64 * size)()
+    kept = (ctypes.c_int64 * len(step))(*step)
+    work.step = format.CopyStepWords(ctypes.addressof(kept))
+    block = words(words_of(format.CallBlock) + 2)
+    work.block = format.CallBlock(block)
+    for slot, memory in enumerate((target, source)):
+        work.block.slots[slot] = ctypes.addressof(memory)
+    ends = sorted({0, 1, images * pixels // 2, images * pixels // 2 + 1, images * pixels})
+    for begin, end in itertools.pairwise(one for one in ends if one <= images * pixels):
+        copy_range(work, begin, end)
+    at = numpy.arange(size).reshape(images, channels, pixels).transpose(0, 2, 1)
+    assert [*target] == at.ravel().tolist()
 

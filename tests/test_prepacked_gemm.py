@@ -35,7 +35,7 @@ def test_products_of_all_numbers_of_rows(inner: int, columns: int) -> None:
     torch.manual_seed(0)
     for batch, addend in (("", False), ("b, ", True)):
         program = compile_graph(parse(product_graph(inner, columns, batch, addend)), Config.make()).executable
-        for rows in (0, 1, 3, 8, 9, 13, 50):
+        for rows in (0, 1, 3, 8, 9, 13, 28, 50):
             lead = (3, rows) if batch else (rows,)
             x, w, c = torch.randn(*lead, inner), torch.randn(inner, columns), torch.randn(*lead, columns)
             (found,) = program([x, torch.from_numpy(into_panels(w.numpy())), c])
@@ -95,6 +95,24 @@ def test_files_with_panels_give_what_the_model_gives(file: tuple[nn.Module, Path
             with torch.no_grad():
                 for found, wanted in zip(run(i), model(i), strict=True):
                     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_over_one_element_have_their_weights_in_panels(tmp_path: Path) -> None:
+    """Not so those over borders, of groups, over windows, or too narrow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.Conv2d(64, 96, 1), nn.Conv2d(96, 64, 1, stride=2),
+                          nn.Conv2d(64, 64, 1, groups=2), nn.Conv2d(64, 64, 1, padding=1), nn.Conv2d(64, 8, 1)).eval()
+    path = saved(tmp_path, model, torch.zeros(3, 3, 7, 9), dims=1)
+    weights = members_of(path)["weights.safetensors"]
+    kinds = json.loads(weights[8:8 + int.from_bytes(weights[:8], "little")])
+    shapes = [kinds[f"{number}.weight"]["shape"] for number in range(6)]
+    assert shapes == [[64, 3, 3, 3], [3, 64, 32, 1], [2, 96, 32, 1], [64, 32, 1, 1], [64, 64, 1, 1], [8, 64, 1, 1]]
+    for trusted in (True, False):
+        with anyshape.load(path, trust_native=trusted) as run:
+            for batch in (2, 5):
+                x = torch.randn(batch, 3, 7, 9)
+                with torch.no_grad():
+                    torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_weight_whose_product_cannot_read_panels_stays_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,6 +1,7 @@
 """Weight prepacking: a file holds matrices that only products read, as right operands, in the panels that the products
 read (ir/panels.py), so that no call packs them. The graph says how a matrix is made of its panels; the pass
-prepacked_gemm leaves that out where products read panels, and where one does not, the weight stays as it was.
+prepacked_gemm leaves that out where products read panels, and where one does not, the weight stays as it was. Weights
+of convolutions over one element at a time are such matrices, too.
 
 before:
     graph example(x: f32[n, 64], w: f32[128, 64])
@@ -20,12 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from math import prod
 
 from anyshape.artifact.deployable import Deployable, Weight, storage_of
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.panels import OUT_OF_PANELS, PANEL, into_panels, panels_of
 from anyshape.ir.types import TensorType
 from anyshape.ops.matmul import PRODUCTS
+from anyshape.passes.channels_last import is_product
 from anyshape.passes.rewriter import Replay
 from anyshape.plan.ir.program import LibraryStep, Plan, parts_of, touched
 
@@ -45,7 +48,8 @@ def prepacked(program: Deployable) -> Deployable:
             for places in _tied(program.weights):
                 if places[0] in turned:
                     name, dtype, array = weights[places[0]]
-                    panels = into_panels(array.T if turned[places[0]] else array)
+                    matrix = array.reshape(array.shape[:2])
+                    panels = into_panels(matrix.T if turned[places[0]] else matrix)
                     weights |= dict.fromkeys(places, (name, dtype, panels))
             return dataclasses.replace(program, graph=graph, planned=planned, weights=weights)
         for places in _tied(program.weights):
@@ -67,6 +71,8 @@ def matrices(graph: Graph, weights: Mapping[int, Weight]) -> dict[int, bool]:
             places = [k for k, operand in enumerate(user.inputs) if isinstance(operand, Value) and operand.name == name]
             if user.op in ("matmul", "matmul_add") and places == [1]:
                 found.add(turned)
+            elif places == [1] and is_product(user):
+                found.add(not turned)
             elif user.op == "permute" and user.attr("dims") == (1, 0):
                 found |= ways(user.output.name, not turned)
             elif user.op == "broadcast" and user.output.tensor.shape[-2:] == next(user.values()).tensor.shape:
@@ -78,7 +84,7 @@ def matrices(graph: Graph, weights: Mapping[int, Weight]) -> dict[int, bool]:
     found: dict[int, bool] = {}
     for places in _tied(weights):
         _, dtype, array = weights[places[0]]
-        if dtype != "f32" or array.ndim != 2 or array.size == 0:
+        if dtype != "f32" or array.ndim < 2 or array.size != prod(array.shape[:2]) or array.size == 0:
             continue
         together = set().union(*(ways(graph.inputs[place].name, False) for place in places))
         if len(together) == 1 and None not in together:
@@ -102,7 +108,7 @@ def with_panels(graph: Graph, turned: Mapping[int, bool]) -> Graph:
     inputs = list(graph.inputs)
     for place, way in turned.items():
         kind = inputs[place].tensor
-        inner, columns = kind.shape[::-1] if way else kind.shape
+        inner, columns = kind.shape[1::-1] if way else kind.shape[:2]
         assert isinstance(inner, int) and isinstance(columns, int)
         inputs[place] = Value(inputs[place].name, TensorType(kind.dtype, panels_of(inner, columns, kind.dtype)))
     replay = Replay(graph.replace(inputs=tuple(inputs)), lambda replay, node: None)
@@ -113,7 +119,9 @@ def with_panels(graph: Graph, turned: Mapping[int, bool]) -> Graph:
         columns = graph.inputs[place].tensor.shape[0 if way else 1]
         if columns != matrix.tensor.shape[1]:
             matrix = replay.op("slice", matrix, dim=1, start=0, count=columns, step=1)
-        replay.stand(graph.inputs[place], replay.op("permute", matrix, dims=(1, 0)) if way else matrix)
+        found = replay.op("permute", matrix, dims=(1, 0)) if way else matrix
+        shape = graph.inputs[place].tensor.shape
+        replay.stand(graph.inputs[place], found if len(shape) == 2 else replay.op("reshape", found, shape=shape))
     return replay.run()
 
 

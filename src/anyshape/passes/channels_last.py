@@ -130,6 +130,17 @@ def _call(node: Node) -> _Call | None:
     return _Call(added, steps, around, apart, groups, transposed)
 
 
+def is_product(node: Node) -> bool:
+    """Is the node a convolution over one element at a time, which is a product of the pixels' channels with the
+    transpose of its weights?"""
+    call = _call(node)
+    return call is not None and not call.transposed and _of_one_element(call, node.inputs[1])
+
+
+def _of_one_element(call: _Call, weights: Operand) -> bool:
+    return all(size == 1 for size in _shape(weights)[2:]) and not any(call.padding) and call.groups == 1
+
+
 def _apart(node: Node, stride: Dims) -> bool:
     """Do the windows of a transposed convolution lie side by side?"""
     weights = node.inputs[1]
@@ -239,7 +250,7 @@ class _Sinking:
         if call.transposed:
             self.count += 3  # the permute of its windows and what follows are one kernel
             return self.back(replay, self.windows(replay, last, weights, call), back)
-        if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
+        if _of_one_element(call, weights):
             return self.back(replay, self.product(replay, last, weights, call), back)
         if self.direct and is_depthwise(node.output.tensor, weights.tensor, call.groups):
             return self.back(replay, self.depthwise(replay, last, weights, call), back)

@@ -17,5 +17,6 @@ def clock_of(plan: Plan, actions: int) -> array[int]:
 
 def durations(clock: array[int], steps: int) -> list[tuple[int, float]]:
     """(step number, seconds) of those of the plan's `steps` that ran."""
-    marks = [(clock[i + 2], clock[i] + clock[i + 1] * 1e-9) for i in range(0, len(clock), 3) if clock[i]]
+    marks = [(clock[i + 2], clock[i] + clock[i + 1] * 1e-9) for i in range(0, len(clock), 3)
+             if clock[i] or clock[i + 1]]  # a thread that is young has used no second yet
     return [(number, now - before) for (_, before), (number, now) in itertools.pairwise(marks) if number < steps]

@@ -26,6 +26,7 @@ from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, product
 
 SMALL_PART = 8  # so many times smaller than what it selects from is a small part
+DEEPEST = 32  # equations of a chain that are weighed together, where it would be computed again
 
 
 def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, TensorType],
@@ -185,15 +186,41 @@ class _Search:
         return cost
 
     def cheap_to_repeat(self, node: Node, copies: int) -> bool:
-        """Do `copies` evaluations move fewer bytes than one evaluation, a store, and `copies` loads?"""
-        own = self.hint(node.output.tensor.bytes)
-        operands = sum(self.hint(v.tensor.bytes) for v in {v.name: v for v in node.values()}.values())
-        work = ((copies - 1) * row(node).cost * self.drafts.hardware.bytes_per_operation
-                * self.hint(node.output.tensor.count))
-        if copies * operands + work <= operands + (1 + copies) * own:
+        """Do `copies` evaluations move fewer bytes than one evaluation, a store, and `copies` loads? What leads to the
+        node counts, too: it would be evaluated as often, or be stored in the place of the node."""
+        if self.repeated(node, copies, DEEPEST) <= (1 + copies) * self.hint(node.output.tensor.bytes):
             return True
         self.drafts.refuse(node, f"{copies} kernels read it; storing it moves fewer bytes than computing it in each")
         return False
+
+    def repeated(self, node: Node, copies: int, depth: int) -> float:
+        """Bytes that `copies` evaluations of a node move more than one does, with the time of its operations as bytes.
+        depth: so many equations before it are looked at; earlier ones count as stored."""
+        work = row(node).cost * self.drafts.hardware.bytes_per_operation * self.hint(node.output.tensor.count)
+        found = (copies - 1) * work
+        for value in {value.name: value for value in node.values()}.values():
+            found += self.provided(value, copies, depth)
+        return found
+
+    def provided(self, value: Value, copies: int, depth: int) -> float:
+        """The same of having an operand in `copies` groups: each loads what is stored, or computes it; or it is stored
+        for them."""
+        loads = (copies - 1) * self.hint(value.tensor.bytes)
+        while (view := self.single(value)) is not None and row(view).kind == "view":
+            (value,) = view.values()
+            loads = min(loads, (copies - 1) * self.hint(value.tensor.bytes))
+        node = self.single(value)
+        if node is None or depth == 0 or row(node).kind not in ("pointwise", "index"):
+            return loads
+        stored = (1 + copies) * self.hint(value.tensor.bytes)
+        return max(loads, min(stored, self.repeated(node, copies, depth - 1)))
+
+    def single(self, value: Value) -> Node | None:
+        """The equation of a value that one equation reads and no step needs, where a kernel may compute it."""
+        node = self.drafts.producers.get(value.name)
+        if node is None or value.name in self.required or len(self.drafts.users.get(value.name, ())) != 1:
+            return None
+        return node if self.native[self.drafts.position[id(node)]] else None
 
     def pull(self, group: int, position: int, node: Node) -> bool:
         """Put a node whose only readers are in `group` into it."""

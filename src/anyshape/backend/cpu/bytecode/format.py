@@ -616,6 +616,7 @@ BATCH = 64  # matrices given to the library at once
 PARALLEL_WORK = 131072  # scalar operations (a few microseconds) below which one more thread costs more than it gives
 PARALLEL_FLOPS = 262144  # the same for multiply-adds of a batch of matrices
 PARALLEL_BYTES = 262144  # the same for a copy
+SHORT_RUN, COPY_BLOCK = 16, 1024  # strided runs of a copy up to so long go across, so many side by side
 THIN_ROWS = 64  # results of a thread come in multiples of these, so that no two write into one line of the cache
 LARGE_MATRIX = 16777216  # multiply-adds from which a single matrix keeps all threads busy on its own
 

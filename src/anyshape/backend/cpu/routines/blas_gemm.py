@@ -6,9 +6,11 @@ from typing import Annotated
 
 from anyshape.backend.cpu.bytecode.format import (
     BATCH,
+    COPY_BLOCK,
     LARGE_MATRIX,
     PARALLEL_BYTES,
     PARALLEL_FLOPS,
+    SHORT_RUN,
     THIN_ROWS,
     CallBlock,
     CopyStepWords,
@@ -305,7 +307,9 @@ def copy_range(data: CopyWork, begin: int, end: int) -> int:
     target_first = address(block, step.target)
     source_first = address(block, step.source)
     rank = step.rank
-    for index in range(begin, end):
+    whole = 1 if target_stride == item and source_stride == item else 0
+    index = begin
+    while index < end:
         target = target_first
         source = source_first
         rest = index
@@ -315,6 +319,14 @@ def copy_range(data: CopyWork, begin: int, end: int) -> int:
             rest = rest // dim.size
             target += position * dim.target
             source += position * dim.source
+        if whole == 0 and rank > 0 and count <= SHORT_RUN:  # the few channels of an image: along its pixels
+            last = step.dims[rank - 1]
+            pixels = minimum(minimum(end - index, last.size - index % last.size), COPY_BLOCK)
+            for k in range(count):
+                copy_run(target + k * target_stride, source + k * source_stride, pixels, last.target, last.source, item)
+            index += pixels
+            continue
+        index += 1
         if target_stride == item and source_stride == item:
             copy_bytes(target, source, count * item)
         else:

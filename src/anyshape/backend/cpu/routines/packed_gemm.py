@@ -426,7 +426,7 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
         panel = target
         first = 0
         while first < size:
-            width = minimum(top, parts(size - first, grain) * grain)
+            width = lanes_of_panel(size - first, top, grain)
             end = minimum(first + width, size)
             lane = first
             while lane < end:
@@ -448,6 +448,15 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
         source += chunk * inner_step
         part += chunk
     return 0
+
+
+def lanes_of_panel(left: int, top: int, grain: int) -> int:
+    """Lanes of the next panel, of so many that are left: at most `top`, whole grains. Of four grains of rows two and
+    two, for the sums of one grain do not hide the latency of a multiply-add."""
+    whole = parts(left, grain) * grain
+    if top == 3 * grain and whole == 4 * grain:
+        return 2 * grain
+    return minimum(top, whole)
 
 
 def gather(frame: PackedFrame, source: int, item: int, inner_step: int, first: int, count: int, begin: int,
@@ -545,7 +554,7 @@ def multiply_tiles(frame: PackedFrame, count: int, part: int) -> int:
         row = 0
         row_panel = frame.row_panels
         while row < rows:
-            thirds = minimum(3, parts(rows - row, grain))
+            thirds = lanes_of_panel(rows - row, 3 * grain, grain) // grain
             tile = entry[2 * (3 - thirds) + width // lanes - 1]
             target = frame.target + row * c_step + column * c_item
             frame.fetch.target = target
