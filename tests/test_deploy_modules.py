@@ -1,4 +1,4 @@
-"""Modules of PyTorch in files to deploy: arguments by **keywords, named results, recurrent networks, operators by numpy."""
+"""Modules of PyTorch in files to deploy: **keywords, named results, recurrent networks, operators by numpy."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -91,3 +91,23 @@ def test_a_network_with_projections_is_left_to_pytorch(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(x), module(x))
     with pytest.raises(anyshape.AnyShapeError, match="cannot be deployed"):
         anyshape.save(compiled, tmp_path / "model.any")
+
+
+def test_operators_by_numpy(tmp_path: Path) -> None:
+    """Steps that have no native routine, in one file: images, searches, distances, conditions of data."""
+    functional = nn.functional
+
+    def every(x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        image = x.reshape(2, 1, -1, 4)
+        return [functional.interpolate(image, scale_factor=2.0, mode="bilinear"), torch.cdist(x, x), x.median(),
+                functional.interpolate(image, size=(3, 5), mode="nearest"), functional.one_hot(i, 9),
+                functional.grid_sample(image, x[:6].reshape(2, 3, 2, 2), align_corners=False),
+                torch.searchsorted(x.sort(-1)[0], x)]
+
+    def given(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(n, 4), torch.randint(0, 9, (n,))
+
+    path = tmp_path / "model.any"
+    same(Function(every), [given(8), given(6), given(12)], path)
+    with anyshape.load(path, trust_native=True) as run, pytest.raises(anyshape.AnyShapeError, match="smaller than"):
+        run(torch.randn(6, 4), torch.full((6,), 9))

@@ -295,3 +295,51 @@ def test_depthwise_convolutions_are_kernels() -> None:
             x = draw(*shape)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert anyshape.stats()["extern_calls"] == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_resizing_of_images_is_pytorchs(dtype: torch.dtype) -> None:
+    names = {1: ("nearest", "_nearest_exact", "linear"), 2: ("nearest", "_nearest_exact", "bilinear", "bicubic"),
+             3: ("nearest", "_nearest_exact", "trilinear")}
+    for dims, rows in names.items():
+        x = draw(2, 3, *(5, 7, 4)[:dims], dtype=dtype)
+        for row in rows:
+            name = f"upsample_{row}{dims}d" if row[0] != "_" else f"_upsample_nearest_exact{dims}d"
+            for align in ((),) if "nearest" in row else ((True,), (False,)):
+                for sizes in ([9, 3, 4][:dims], [1] * dims, [5, 7, 4][:dims]):
+                    same(f"aten.{name}.vec", x, sizes, *align, None)
+                    same(f"aten.{name}.default", x, sizes, *align, *([0.7] * dims))
+                for scales in ([2.0] * dims, [0.6] * dims, [1.3] * dims, [1.1] * dims):
+                    same(f"aten.{name}.vec", x, None, *align, scales)
+    same("aten.upsample_nearest2d.vec", draw(1, 2, 3, 4, dtype=torch.uint8), [6, 7], None)
+    with pytest.raises(VerifyError, match="nearest elements only"):
+        same("aten.upsample_bilinear2d.vec", draw(1, 2, 3, 4, dtype=torch.uint8), [6, 7], False, None)
+
+
+def test_sampling_on_a_grid_is_pytorchs() -> None:
+    for dims, modes in ((2, (0, 1, 2)), (3, (0, 1))):
+        x, grid = draw(2, 3, *(5, 7, 4)[:dims]), draw(2, *(3, 4, 2)[:dims], dims, seed=1)
+        for mode, padding, align in itertools.product(modes, (0, 1, 2), (True, False)):
+            same(f"aten.grid_sampler_{dims}d.default", x, grid, mode, padding, align, close=1e-4)
+    same("aten.grid_sampler_2d.default", draw(1, 2, 1, 1), draw(1, 3, 3, 2), 0, 2, True)
+    same("aten.grid_sampler_2d.default", draw(0, 2, 4, 3), draw(0, 3, 3, 2), 0, 0, True)
+
+
+def test_searches_and_distances_are_pytorchs() -> None:
+    lines, x = draw(3, 9).sort(-1)[0], draw(3, 4, seed=1)
+    for right in (False, True):
+        same("aten.searchsorted.Tensor", lines, x, right=right)
+        same("aten.searchsorted.Tensor", lines[0], x, out_int32=True, side="right" if right else "left")
+        same("aten.bucketize.Tensor", x, lines[0], right=right)
+    same("aten.searchsorted.Tensor", lines, lines, sorter=torch.arange(9).expand(3, 9))
+    same("aten.searchsorted.Tensor", lines[:, :0], x)
+    for shape in ((7,), (2, 4), (1,), (0,)):
+        same("aten.median.default", draw(*shape))
+    same("aten.median.default", torch.tensor([1.0, float("nan"), 0.0]))
+    for p in (0.0, 1.0, 1.5, 2.0, float("inf")):
+        same("aten._cdist_forward.default", draw(2, 3, 5), draw(2, 4, 5, seed=1), p, None, close=1e-4)
+    same("aten._cdist_forward.default", draw(3, 0), draw(2, 0), 2.0, None)
+    checked = (("args", ("operand", 0), ("str", "less")), ("kwargs",))
+    assert call("aten._assert_async.msg", checked, [np.ones(3, bool)]) == ()
+    with pytest.raises(AnyShapeError, match="less"):
+        call("aten._assert_async.msg", checked, [np.zeros(1, bool)])

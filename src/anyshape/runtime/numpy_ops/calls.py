@@ -12,12 +12,13 @@ from typing import Any
 from anyshape.base.errors import AnyShapeError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.ops.extern import check_template
-from anyshape.runtime.numpy_ops import convolution, elements, pooling, recurrent, resize
+from anyshape.runtime.numpy_ops import convolution, elements, pooling, recurrent, resize, sampling, searching
 
 OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
 _OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "aten.convolution.default": convolution.aten_convolution,
     **elements.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
+    **sampling.OPERATORS, **searching.OPERATORS, **searching.CHECKS,
 })
 _OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})
 _KINDS = ("operand", "list", "none", "int", "float", "bool", "str", "dtype", "permuted", "memory_format", "layout",
@@ -28,7 +29,7 @@ def reason_against(target: str, template: Attr, operands: int, effect: int = 0) 
     """Why numpy does not do such a call; "" where it does."""
     if target.startswith(OWN):
         return "" if target.removeprefix(OWN) in _OWN else f"there is no native routine for {target}"
-    if effect or target not in _OPERATORS:
+    if target not in _OPERATORS or (effect and target not in searching.CHECKS):
         return f"there is no native routine for {target}"
     try:
         check_template(template, operands)

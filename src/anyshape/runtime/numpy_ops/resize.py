@@ -51,7 +51,7 @@ def cubic(distance: Array, a: float) -> Array:
     return np.where(x <= 1, inner, np.where(x < 2, outer, 0))
 
 
-def _weights(at: Array, size: int, scale: float, mode: str, a: float, exclude: bool, antialias: bool
+def neighbours(at: Array, size: int, scale: float, mode: str, a: float, exclude: bool, antialias: bool
              ) -> tuple[Array, Array]:
     """The neighbours of each element of one dim, and their weights: [out, some]."""
     shrink = min(scale, 1.0) if antialias else 1.0
@@ -92,7 +92,7 @@ def resize(x: Array, shape: Sequence[int], scales: Sequence[float], mode: str, c
         if plain:
             y = np.take(y, np.clip(_nearest(at, nearest), 0, size - 1).astype(np.int64), d)
             continue
-        y = _along(y, d, *_weights(at, size, scale, mode, a, exclude, antialias))
+        y = along(y, d, *neighbours(at, size, scale, mode, a, exclude, antialias))
     for d, mask in outside:
         y = np.where(mask.reshape([-1 if k == d else 1 for k in range(y.ndim)]), y.dtype.type(extrapolation), y)
     if dtype.kind != "f" and not plain:
@@ -101,7 +101,7 @@ def resize(x: Array, shape: Sequence[int], scales: Sequence[float], mode: str, c
     return y.astype(dtype, copy=False)
 
 
-def _along(y: Array, d: int, places: Array, weights: Array) -> Array:
+def along(y: Array, d: int, places: Array, weights: Array) -> Array:
     """The sum over each element's neighbours along one dim; those at an edge stand there more than once."""
     used = weights != 0
     most = int(used.sum(1).max()) if used.size else 0
