@@ -145,9 +145,12 @@ class Tracing:
                 others; nothing of the user's program has run.
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
             MadeMeanwhile: another thread has made a program; nothing of the user's program has run.
+            KeyboardInterrupt: it came while guards were checked.
         """
         call = self.underway.call or DynamoCall()
         code = frame.f_code
+        if self.codes and internals.lost_interrupt(code, frame.f_locals, self.inner):
+            raise KeyboardInterrupt("while guards were checked")
         if code in self.left:
             return self.left[code]
         piece = self._place(code, call)
