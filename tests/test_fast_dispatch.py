@@ -518,7 +518,7 @@ def test_an_interrupt_that_comes_in_a_guard_is_not_lost():
             same(fast(x), net(x))
             same(fast(torch.randn(5, 8)).shape, (5, 8))
             assert watch.calls == 0
-            signal.signal(signal.SIGINT, lambda *_: None)  # nothing is raised by Ctrl-C: another fault than an interrupt
+            signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C raises nothing: another fault
             given.append(ValueError)
             same(fast(x), net(x))
             assert watch.calls == 1
