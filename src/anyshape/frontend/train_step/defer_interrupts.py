@@ -1,5 +1,5 @@
-"""Deferred interrupts: Ctrl-C waits while weights are changed in place, so that a step is made whole, or not at all, and
-while torch traces, whose C++ drops it in some places and ends the process in others."""
+"""Deferred interrupts: Ctrl-C waits while weights are changed in place, so that a step is made whole, or not at all,
+and while torch traces: its C++ drops Ctrl-C in some places, and ends the process in others."""
 from __future__ import annotations
 
 import signal
