@@ -148,8 +148,7 @@ class Tracing:
             MadeMeanwhile: another thread has made a program; nothing of the user's program has run.
             KeyboardInterrupt: it came while guards were checked.
         """
-        call = self.underway.call or DynamoCall()
-        code = frame.f_code
+        call, code = self.underway.call or DynamoCall(), frame.f_code
         if self.codes and internals.lost_interrupt(code, frame.f_locals, self.inner):
             raise KeyboardInterrupt("while guards were checked")
         if code in self.left:
