@@ -112,7 +112,9 @@ def lost_interrupt(code: Any, frame_locals: dict[str, Any], callback: Any) -> bo
     """Whether Dynamo asks for a program of a frame because Ctrl-C came while it checked guards: one of those that it
     has serves the frame. With other threads that cannot be told, for they have Dynamo move the programs that it looks
     through."""
-    return interrupt_raises() and threading.active_count() == 1 and any(
+    # the thread that tqdm starts, which torch uses, calls nothing
+    threads = [one for one in threading.enumerate() if type(one).__module__ != "tqdm._monitor"]
+    return interrupt_raises() and len(threads) == 1 and any(
         guard_check(guards)(frame_locals) for guards in _guards_of(code, callback))
 
 
