@@ -17,6 +17,7 @@ from anyshape.frontend.capture.fast_dispatch import frame_locals
 from anyshape.frontend.capture.frame_callback import MadeMeanwhile
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.specialize.shape_binding import Binder
+from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.dynamo.internals import add_guard
 from counting import calls
 
@@ -521,5 +522,46 @@ def test_an_interrupt_that_comes_in_a_guard_is_not_lost():
             given.append(ValueError)
             same(fast(x), net(x))
             assert watch.calls == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Parts(Net):
+    """A graph break: torch's C++ checks the guards of its parts, at every call."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        torch._dynamo.graph_break()
+        return y * 2
+
+
+@pytest.mark.parametrize("kind, way", [
+    (Parts, anyshape.compile), (Net, lambda net: torch.compile(net, backend="anyshape"))])
+def test_an_interrupt_that_comes_in_a_guard_that_torch_checks_is_not_lost(monkeypatch, kind, way):
+    torch._dynamo.reset()
+    net, x = kind().eval(), torch.randn(3, 8)
+    fast = way(net)
+    given: list[type[BaseException]] = []
+
+    def holds(values):
+        if given:
+            raise given.pop()
+        return True
+
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with torch.no_grad():
+            same(fast(x), net(x))
+            code = fast._anyshape.ordinary.tracing.codes[0] if kind is Parts else kind.forward.__code__
+            programs = internals.cached_programs(code)
+            assert programs
+            for guards, _ in programs:
+                add_guard(guards, holds, "a guard written in Python")
+            given.append(KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt, match="guards were checked"):
+                fast(x)
+            same(fast(x), net(x))
+            assert len(internals.cached_programs(code)) == len(programs)
     finally:
         signal.signal(signal.SIGINT, before)

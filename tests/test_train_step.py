@@ -8,8 +8,8 @@ import pickle
 import signal
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -663,6 +663,16 @@ def test_bad_arguments() -> None:
         anyshape.train_step(ours, mean_square, torch.optim.SGD)
 
 
+@contextmanager
+def raised_interrupts() -> Iterator[None]:
+    """Inside, Ctrl-C raises KeyboardInterrupt; where tests run in the background, it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     torch.manual_seed(0)
     ours = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
@@ -673,11 +683,9 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     step(x)
     eager(theirs, b, mean_square, x)
     done = 1
-    # where tests run in the background, Ctrl-C is ignored
-    before_all = signal.signal(signal.SIGINT, signal.default_int_handler)
     for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
         timer = threading.Timer(wait, lambda: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
+        with raised_interrupts(), pytest.raises(KeyboardInterrupt):
             timer.start()
             for _ in range(10000):
                 step(x)
@@ -687,7 +695,6 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             eager(theirs, b, mean_square, x)
         done = now
         near(ours, theirs, 1e-4)
-    signal.signal(signal.SIGINT, before_all)
 
 
 def test_an_interrupt_does_not_lose_its_place_among_gathered_batches() -> None:
@@ -730,7 +737,6 @@ def test_an_interrupt_leaves_out_nothing_that_comes_after_an_update() -> None:
     step._compiled = whole
     assert (step.position, scaler.get_scale()) == (0, 8.0) and step.norm is not None
     step(given[3])
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     make = step._states.make
 
     def interrupted(parts: int) -> None:
@@ -738,9 +744,8 @@ def test_an_interrupt_leaves_out_nothing_that_comes_after_an_update() -> None:
         make(parts)
 
     step._states.make = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
+    with raised_interrupts(), pytest.raises(KeyboardInterrupt):
         step.finish()
-    signal.signal(signal.SIGINT, before)
     assert (step.position, scaler.get_scale()) == (0, 16.0)
 
 
@@ -762,12 +767,10 @@ def test_an_interrupt_waits_for_the_end_of_a_step_in_parts() -> None:
     ours, theirs = nets()
     with pytest.warns(FallbackWarning):
         step = anyshape.train_step(ours, mean_square, _Interrupts(ours.parameters()), accumulate=2)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     given = batches(2)
     step(given[0])
-    with pytest.raises(KeyboardInterrupt):
+    with raised_interrupts(), pytest.raises(KeyboardInterrupt):
         step(given[1])
-    signal.signal(signal.SIGINT, before)
     b = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for x in given:
         (mean_square(theirs, x) / 2).backward()

@@ -100,6 +100,8 @@ TRACING = {
     **{f"{DYNAMO}symbolic_convert.{name}": Name("assertions about numbers from the data",
                                                 "those that PyTorch's tracer loses are not checked") for name in (
         "_detect_and_normalize_assert_statement", "SymNodeVariable")},
+    f"{DYNAMO}symbolic_convert.InstructionTranslator.current_tx": Name(
+        "Ctrl-C that comes while torch.compile checks guards", "it is lost", quiet=True),
     f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
     f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these

@@ -63,7 +63,12 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         example_inputs: fake tensors and symbolic numbers.
         mode: not used; torch passes it.
         options: fields of `Config`.
+
+    Raises:
+        KeyboardInterrupt: it came while torch.compile checked guards.
     """
+    if internals.lost_before_trace():
+        raise KeyboardInterrupt("while guards were checked")
     with context_underway(Config.make(**(options or {}))):
         return compile_fx(gm, example_inputs, options=options)
 

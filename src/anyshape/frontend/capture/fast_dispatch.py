@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import signal
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -157,20 +155,15 @@ class FastDispatch:
             values = self.bind(*arguments, **keywords)
         except (TypeError, ValueError):  # wrong arguments, or an empty cell: the ordinary way words the error
             return MISS
-        for guards, check, run in self.programs:
+        programs = self.programs
+        for guards, check, run in programs:
             if guards.cache_entry is not None and check(values):
                 return run(*arguments, **keywords)
-        if self._lost_interrupt(values):
+        # guards that hold now, of the same values, have lost a Ctrl-C
+        if internals.interrupt_raises() \
+                and any(guards.cache_entry is not None and check(values) for guards, check, _ in programs):
             raise KeyboardInterrupt("while guards were checked")
         return MISS
-
-    def _lost_interrupt(self, values: dict[str, Any]) -> bool:
-        """Whether Ctrl-C came while a guard that is written in Python ran: torch's C++ clears whatever such a guard
-        raises, and says that the guard does not hold. So guards that hold now, of the same values, have lost it. Only
-        where Ctrl-C raises KeyboardInterrupt: what another handler would have raised is not known."""
-        return (signal.getsignal(signal.SIGINT) is signal.default_int_handler
-                and threading.current_thread() is threading.main_thread()
-                and any(guards.cache_entry is not None and check(values) for guards, check, _ in self.programs))
 
     def _reached_through_hooks(self, kind: Any) -> bool:
         """Would calling the module do more than call `forward`? (`nn.Module._call_impl`, and its overriding)"""

@@ -25,6 +25,7 @@ from anyshape.frontend.messages.recompile_reasons import UNCOVERED, counters, fi
 from anyshape.frontend.programs.eager_fallback import NO_OTHER, UNKNOWN, DynamoCall, Underway, refuse
 from anyshape.frontend.programs.session import Compilation, NotCovered
 from anyshape.frontend.recurrent.scans import UnknownScan
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import eager_frames, internals
@@ -145,9 +146,11 @@ class Tracing:
                 others; nothing of the user's program has run.
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
             MadeMeanwhile: another thread has made a program; nothing of the user's program has run.
+            KeyboardInterrupt: it came while guards were checked.
         """
-        call = self.underway.call or DynamoCall()
-        code = frame.f_code
+        call, code = self.underway.call or DynamoCall(), frame.f_code
+        if self.codes and internals.lost_interrupt(code, frame.f_locals, self.inner):
+            raise KeyboardInterrupt("while guards were checked")
         if code in self.left:
             return self.left[code]
         piece = self._place(code, call)
@@ -379,7 +382,9 @@ class Tracing:
             self._piece, self._breaks = told.piece, len(eager_frames.graph_breaks())
             self.all_sizes, self._frame, self._part = all_sizes, arguments[0], None
             try:
-                answer = self.inner(*arguments)
+                # where Ctrl-C cuts off the end of a `with`, a mode stays set, and torch's C++ ends the process
+                with DeferInterrupts(once=True):
+                    answer = self.inner(*arguments)
                 if self._part is not None and self._part.guard is not None and api.made_program(answer):
                     internals.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
             except Exception as error:

@@ -6,6 +6,8 @@ Callers ask the same questions here as torch's own wrappers do.
 from __future__ import annotations
 
 import inspect
+import signal
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,13 +103,44 @@ def add_guard(guards: Any, holds: Callable[[dict[str, Any]], bool], words: str) 
 def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
     """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
     `api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
-    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
-    backend = api.backend_of(callback)
-    entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]
-    answers = [entry.guard_manager.check_verbose(frame_locals) for entry in entries
-               if entry.guard_manager.cache_entry is not None]
+    answers = [guards.check_verbose(frame_locals) for guards in _guards_of(code, callback)]
     refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
     return [list(one.verbose_code_parts) for one in refused]
+
+
+def lost_interrupt(code: Any, frame_locals: dict[str, Any], callback: Any) -> bool:
+    """Whether Dynamo asks for a program of a frame because Ctrl-C came while it checked guards: one of those that it
+    has serves the frame. With other threads that cannot be told, for they have Dynamo move the programs that it looks
+    through."""
+    # the thread that tqdm starts, which torch uses, calls nothing
+    threads = [one for one in threading.enumerate() if type(one).__module__ != "tqdm._monitor"]
+    return interrupt_raises() and len(threads) == 1 and any(
+        guard_check(guards)(frame_locals) for guards in _guards_of(code, callback))
+
+
+def lost_before_trace() -> bool:
+    """`lost_interrupt` of the frame that torch.compile traces at the moment, for a backend that it calls."""
+    current = compat.get("torch._dynamo.symbolic_convert.InstructionTranslator.current_tx")
+    try:
+        frame = None if current is None else current()
+    except AttributeError:  # nothing is traced
+        return False
+    return frame is not None and lost_interrupt(frame.f_code, frame.f_locals, frame.output.compiler_fn)
+
+
+def interrupt_raises() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt here. torch's C++ clears whatever a guard that is written in Python
+    raises, and says that the guard does not hold; what another handler would have raised is not known."""
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler \
+        and threading.current_thread() is threading.main_thread()
+
+
+def _guards_of(code: Any, callback: Any) -> list[Any]:
+    """The guards of the programs that Dynamo holds for `code` and made with `callback`."""
+    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    backend = api.backend_of(callback)
+    return [entry.guard_manager for entry in (() if all_of is None else all_of(code))
+            if entry.backend is backend and entry.guard_manager.cache_entry is not None]
 
 
 def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]] | None:
