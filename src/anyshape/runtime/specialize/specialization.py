@@ -33,6 +33,7 @@ from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
+from anyshape.plan.ir.size_function import StepWindows
 from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_columns, columns_of
@@ -101,7 +102,7 @@ class Specialization:
     native: bool
     large: tuple[tuple[int, int], ...]
     saved: tuple[Any, ...]
-    windows: tuple[tuple[Any, ...], ...]
+    windows: StepWindows | None
 
     @property
     def arena(self) -> int:
@@ -263,7 +264,7 @@ class Specializer:
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple([view and view[1] for view in inputs]),
             outputs=outputs, allocations=allocations, exact=exact, native=exact and not payload.calls, large=large,
-            saved=saved, windows=layout.windows(*numbers) if payload.calls else ())
+            saved=saved, windows=layout.windows(*numbers) if payload.calls else None)
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
