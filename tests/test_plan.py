@@ -228,7 +228,7 @@ def test_the_judge_finds_what_shares_bytes_as_a_look_at_all_pairs_does(seed):
     plan = problem(buffers, steps)
     judged = LayoutJudge(plan)
     sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
-    at_once = judged.is_right(sizes, offsets, kept)
+    at_once = judged.is_right(sizes, offsets, kept, shared_context().host.apart)
     try:
         judged.check({}, offsets, offsets["top"] + 64, kept)
         assert not wrong and (at_once or judged.apart)
@@ -242,10 +242,10 @@ def test_a_wrong_layout_is_not_right_at_once(change, kept):
     judged = LayoutJudge(problem([Buffer("a", 64, Temp(), 0, 2), Buffer("b", 64, Temp(), 1, 3)], 4))
     sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
     good = {"a": 0, "b": 64}
-    assert judged.is_right(sizes, good, 0)
+    assert judged.is_right(sizes, good, 0, shared_context().host.apart)
     offsets = {name: at for name, at in (good | change).items() if at is not None}
-    assert not judged.is_right(sizes, offsets, kept)
-    assert judged.is_right(sizes, good, 0)
+    assert not judged.is_right(sizes, offsets, kept, shared_context().host.apart)
+    assert judged.is_right(sizes, good, 0, shared_context().host.apart)
 
 
 def test_a_new_shape_costs_little():

@@ -73,7 +73,8 @@ class Judged(Specializer):
         if self.windows:
             self._check_windows(record.values)
         judge = self.judge
-        if not (self.is_whole and judge.is_right(bytes_[:len(judge.sizes)], record.offsets, record.kept)):
+        if not (self.is_whole and judge.is_right(bytes_[:len(judge.sizes)], record.offsets, record.kept,
+                                                  self.host.apart)):
             judge.check(values, record.offsets, None, record.kept)
         return record
 

@@ -22,29 +22,31 @@ from anyshape.backend.cpu.native.records import Array, copy_bytes, fill_zero, i6
 
 
 def search(count: int, fixed: int, columns: Array[i64], wall: int, bound: int, good: int, top: int, room: Array[i64],
-           starts: Array[i64], near: Array[i64]) -> int:
+           starts: Array[i64], near: Array[i64], repairs: int) -> int:
     """The lowest top that a search finds, or `top` if none is below it. The first word of `room` (1 + 9 * count words)
     says whether there is a layout, the next `count` words are its offsets. `columns`: bytes, first and last steps and
-    offsets of all; the first `fixed` have their places. `good`: a top that is not improved. The rest is as for
-    `place`."""
-    room[0] = 0
-    for way in range(7):
-        kind = BY_SIZE
-        ceiling = 0
-        if way == 1:
-            kind = BY_AREA
-        elif way == 2:
-            kind = BY_POWER
-            ceiling = bound // 64 * 64
-        elif way == 3:
-            kind = BY_POWER_BETWEEN
-            ceiling = bound // 64 * 64
-        elif way < 6 and way > 3:
-            kind = BY_BIRTH
-        sort(count, fixed, columns, kind, room)
-        top = minimum(top, attempt(count, fixed, columns, wall, way >= 5, ceiling, top, room, starts, near))
-        if top <= good:
-            return top
+    offsets of all; the first `fixed` have their places. `good`: a top that is not improved. `repairs`: 0 for the greedy
+    searches; else the rest, which goes on with the `top` and the `room` that they left. The rest is as for `place`."""
+    if repairs == 0:
+        room[0] = 0
+        for way in range(7):
+            kind = BY_SIZE
+            ceiling = 0
+            if way == 1:
+                kind = BY_AREA
+            elif way == 2:
+                kind = BY_POWER
+                ceiling = bound // 64 * 64
+            elif way == 3:
+                kind = BY_POWER_BETWEEN
+                ceiling = bound // 64 * 64
+            elif way < 6 and way > 3:
+                kind = BY_BIRTH
+            sort(count, fixed, columns, kind, room)
+            top = minimum(top, attempt(count, fixed, columns, wall, way >= 5, ceiling, top, room, starts, near))
+            if top <= good:
+                return top
+        return top
     for start in range(4):
         kind = BY_SIZE
         if start == 2:
