@@ -62,7 +62,8 @@ class NativeRoutines:
                                         *[ctypes.c_void_p] * 3, WORD)(address["search"])
         self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
         self._live_peak = ctypes.CFUNCTYPE(WORD, WORD, ctypes.c_void_p, WORD, ctypes.c_void_p)(address["live_peak"])
-        self._apart = ctypes.CFUNCTYPE(WORD, WORD, *[ctypes.c_void_p] * 3, WORD, ctypes.c_void_p, WORD)(address["apart"])
+        self._apart = ctypes.CFUNCTYPE(WORD, WORD, *[ctypes.c_void_p] * 3, WORD, ctypes.c_void_p,
+                                       WORD)(address["apart"])
         self.load = (WORD * 3)()  # of the machine: backend/cpu/routines/threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
