@@ -33,6 +33,7 @@ class Judged(Specializer):
 
     def __init__(self, plan: Plan, *arguments: Any, **given: Any) -> None:
         super().__init__(plan, *arguments, **given)
+        self.useless = set()  # no limit predicts what a call takes
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
         self.judge = LayoutJudge(plan)
         names = {bytes_: name for name, bytes_ in reversed(sizes.items())}

@@ -29,8 +29,8 @@
 Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
 are what they were: type, dtype, sizes, strides, device, and what else a tensor can be
 (runtime/driver/tensor_kinds.py); `akin` does the same for the others, sizes and strides aside. A backward program's
-first argument is the tape; `values` are its entries and `origin` the forward's record. Inputs that are the same in every
-call, as the weights of a file, stand there as one tuple: (a0, *b1).
+first argument is the tape; `values` are its entries and `origin` the forward's record. Inputs that are the same in
+every call, as the weights of a file, stand there as one tuple: (a0, *b1).
 """
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Specializer:
                                  chunks)
         # of a plan that keeps nothing, all that has a place
         self.all = _Items(self.lives) if len(self.moving) == len(self.lives) and not self.regions else None
-        self.useless: set[tuple[int, int]] = set()  # see `assign_columns`
+        self.useless: set[tuple[int, int]] | None = None  # see `assign_columns`; None: what is asked twice is the same
         self.beside = [b for b in plan.buffers if b.is_external]
         self.specializations: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
