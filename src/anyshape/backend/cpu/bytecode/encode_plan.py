@@ -297,7 +297,7 @@ class PlanEncoder:
         """The piece of a kernel step."""
         return self.versions(number, self.regimes(number, step))
 
-    def versions(self, number: int, regimes: Sequence[tuple[list[str], list[Word]]]) -> list[int]:
+    def versions(self, number: int, regimes: Sequence[tuple[list[str], Sequence[Word]]]) -> list[int]:
         """The piece of a step of which there are versions: conditions that are to be at least 0, and words."""
         if len(regimes) == 1 and not regimes[0][0]:
             return self.words(regimes[0][1])

@@ -5,7 +5,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
@@ -24,7 +24,7 @@ FAMILIES = {"recurrence": recurrence.FAMILY, "recurrence_bytes": recurrence.BYTE
 
 
 def recurrence_words(machine: Machine, number: int, step: LibraryStep, slots: Mapping[str, int],
-                     word: Callable[[Size], Word]) -> list[Word]:
+                     word: Callable[[Size], Word]) -> Sequence[Word]:
     """The words of a step of at least one row, whose windows are dense but for the times and rows of the gates. slots:
     of buffers; word: what stands for a size."""
     places = [_place(window, slots, word) for window in (*step.inputs, *step.outputs)]
@@ -51,7 +51,7 @@ def recurrence_words(machine: Machine, number: int, step: LibraryStep, slots: Ma
 
 
 def _of_bytes(machine: Machine, number: int, step: LibraryStep, places: list[tuple[int, Word]],
-              word: Callable[[Size], Word]) -> list[Word]:
+              word: Callable[[Size], Word]) -> Sequence[Word]:
     """The same of `recurrence_bytes`."""
     gates, weights, sums, scales, h, c, y, last_h, last_c, state = places
     type_, hidden = step.inputs[0].type, step.inputs[4].type.shape[1]
