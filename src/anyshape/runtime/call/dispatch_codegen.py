@@ -62,15 +62,13 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
     names["meet"] = _Learner(names, "akin", False, driver)
     tests = _tests(plan, called, fixed, strided, names, driver)
     constants = {f"c{i}": array for i, array in bound.items()}
-    names |= constants
-    fixed_at = {i: driver.address(array) for i, array in bound.items()}
+    addresses = {i: driver.address(array) for i, array in bound.items()}
     parameters = [plan.parameter_number(b) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
                   if b.is_parameter and b.name not in placed]
-    pointers = _with_runs([str(fixed_at[i]) if i in bound else driver.code.address(f"a{i}") for i in parameters],
-                          {str(address): address for address in fixed_at.values()}, "p", names)
+    pointers = _with_runs([str(addresses[i]) if i in bound else driver.code.address(f"a{i}") for i in parameters],
+                          {str(address): address for address in addresses.values()}, "p", names)
     every = _with_runs([f"c{i}" if i in bound else f"a{i}" for i in range(count)], constants, "b", names)
-    into = "found" if bound else every
-    taking = [f"a{i} = found[{i}]" for i in range(count) if i not in bound] if bound else []
+    into, taking = ("found", [f"a{i} = found[{i}]" for i in range(count) if i not in bound]) if bound else (every, [])
     taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
@@ -183,8 +181,8 @@ def _tuple(parts: Any) -> str:
 
 
 def _with_runs(parts: Sequence[str], values: Mapping[str, Any], letter: str, names: dict[str, Any]) -> str:
-    """A tuple of parts; of those that are always the same `values` a run is one tuple, whose name begins with `letter`
-    and goes to `names`."""
+    """A tuple of parts. The names of those that are always the same `values` go to `names`; a run of them is one tuple,
+    whose name begins with `letter`."""
     found: list[str] = []
     for is_known, run in itertools.groupby(parts, values.__contains__):
         texts = list(run)
@@ -192,5 +190,7 @@ def _with_runs(parts: Sequence[str], values: Mapping[str, Any], letter: str, nam
             name = f"{letter}{len(found)}"
             names[name] = tuple(values[text] for text in texts)
             texts = [f"*{name}"]
+        elif is_known:
+            names.update({text: values[text] for text in texts if text.isidentifier()})
         found += texts
     return _tuple(found)
