@@ -196,23 +196,20 @@ class WindowTypes:
         return GeneratedFunction(self.plan.name, self.symbols, seen.lines, result, seen.constants)
 
 
-class StepWindows:
+class StepWindows(dict[int, tuple[Any, ...]]):
     """The types of the windows of steps at given sizes, by number of the step; made when one is asked for."""
 
-    __slots__ = ("_found", "_numbers", "_types")
+    __slots__ = ("_numbers", "_types")
 
     def __init__(self, types: WindowTypes, numbers: tuple[int, ...]) -> None:
+        super().__init__()
         self._types, self._numbers = types, numbers
-        self._found: dict[int, tuple[Any, ...]] = {}
 
-    def __getitem__(self, number: int) -> tuple[Any, ...]:
-        found = self._found.get(number)
-        if found is None:  # two threads may make the same
-            types = self._types
-            function = types.operators if isinstance(types.plan.steps[number], ExternStep) else types.other(number)
-            self._found.update(function(*self._numbers))
-            found = self._found[number]
-        return found
+    def __missing__(self, number: int) -> tuple[Any, ...]:
+        types = self._types
+        function = types.operators if isinstance(types.plan.steps[number], ExternStep) else types.other(number)
+        self.update(function(*self._numbers))  # two threads may make the same
+        return self[number]
 
 
 def _symbols_of_windows(plan: Plan) -> set[str]:
