@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from anyshape.plan.memory.output_as_scratch import alias_buffers
 from anyshape.plan.memory.symbolic_allocator import allocate, assign_for_all_sizes
 from anyshape.plan.verify import judge, lower_bound
 from anyshape.runtime.context.process_context import shared_context
-from anyshape.runtime.memory.offset_assignment import assign_offsets
+from anyshape.runtime.memory.offset_assignment import MUCH, assign_columns, assign_offsets, columns_of
 from anyshape.runtime.specialize.specialization import Specializer
 from anyshape.sym.expr import evaluate, floordiv, symbol
 from anyshape.sym.facts import Facts
@@ -228,12 +229,40 @@ def test_the_judge_finds_what_shares_bytes_as_a_look_at_all_pairs_does(seed):
     plan = problem(buffers, steps)
     judged = LayoutJudge(plan)
     sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
-    at_once = judged.is_right(sizes, offsets, kept)
+    at_once = judged.is_right(sizes, offsets, kept, shared_context().host.apart)
     try:
         judged.check({}, offsets, offsets["top"] + 64, kept)
         assert not wrong and (at_once or judged.apart)
     except VerifyError as error:
         assert wrong and "alive together" in error.why and not at_once
+
+
+class Searches:
+    """A host whose greedy searches and repairs end at given tops; asked: which were done, for repairs True."""
+
+    def __init__(self, greedy: int, repaired: int) -> None:
+        self.greedy, self.repaired = greedy, repaired
+        self.asked: list[bool] = []
+
+    def search(self, *arguments: Any) -> int:
+        self.asked.append(arguments[-1])
+        return self.repaired if arguments[-1] else self.greedy
+
+
+def test_repairs_that_gain_nothing_are_not_tried_at_other_sizes() -> None:
+    columns = columns_of(OffsetProblem([(64, 0, 1, 0), (64, 1, 2, 0)]))
+    useless: set[tuple[int, int]] = set()
+
+    def found(bound: int, greedy: int, repaired: int, known: set[tuple[int, int]] | None) -> tuple[int, list[bool]]:
+        host: Any = Searches(greedy, repaired)
+        return assign_columns(host, columns, 2, 0, 0, bound, useless=known)[0], host.asked
+
+    assert found(1000, 1010, 0, useless) == (1010, [False])  # good enough
+    assert found(1000, 1200, 1100, useless) == (1100, [False, True]) and not useless
+    assert found(1000, 1200, 1190, useless) == (1190, [False, True]) and useless == {(2, 0)}
+    assert found(2000, 2400, 2380, useless) == (2400, [False])
+    assert found(MUCH, 2 * MUCH, MUCH, useless) == (MUCH, [False, True])  # that would be worth it
+    assert found(2000, 2400, 2380, None) == (2380, [False, True])
 
 
 @pytest.mark.parametrize(("change", "kept"), [({"b": 32}, 0), ({"b": -64}, 0), ({"b": 1 << 62}, 0), ({"b": 1 << 70}, 0),
@@ -242,10 +271,10 @@ def test_a_wrong_layout_is_not_right_at_once(change, kept):
     judged = LayoutJudge(problem([Buffer("a", 64, Temp(), 0, 2), Buffer("b", 64, Temp(), 1, 3)], 4))
     sizes = [evaluate(size, {"b": 1, "s": 1}) for size in judged.sizes]
     good = {"a": 0, "b": 64}
-    assert judged.is_right(sizes, good, 0)
+    assert judged.is_right(sizes, good, 0, shared_context().host.apart)
     offsets = {name: at for name, at in (good | change).items() if at is not None}
-    assert not judged.is_right(sizes, offsets, kept)
-    assert judged.is_right(sizes, good, 0)
+    assert not judged.is_right(sizes, offsets, kept, shared_context().host.apart)
+    assert judged.is_right(sizes, good, 0, shared_context().host.apart)
 
 
 def test_a_new_shape_costs_little():

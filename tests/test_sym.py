@@ -34,7 +34,7 @@ from anyshape.sym.pairwise_order import compared
 from anyshape.sym.parse import parse
 from anyshape.sym.polynomial_sign import nonnegative
 from anyshape.sym.prover import bounds, divides, prove_at_most, prove_equal, prove_nonnegative
-from anyshape.sym.python_codegen import SizesFunction
+from anyshape.sym.python_codegen import Formulas, SizesFunction
 from counting import calls
 from sampling import examples
 
@@ -85,6 +85,16 @@ def number(tree: Tree, values: dict[str, int]) -> int:
     x, y = number(tree[1], values), number(tree[2], values)
     return {"add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "max": lambda: max(x, y),
             "min": lambda: min(x, y), "floordiv": lambda: x // y, "mod": lambda: x % y}[tree[0]]()
+
+
+def test_what_sums_divide_is_computed_once() -> None:
+    n, m = symbol("n"), symbol("m")
+    blocks = floordiv(n + 3, 4)
+    formulas = Formulas()
+    text = formulas.tuple_of([n, blocks, m * blocks, 8 * blocks + m * blocks + 1, floordiv(n, m)])
+    assert [line.strip() for line in formulas.lines] == [
+        "v0 = s_n + 3", "v1 = v0 // 4", "v2 = s_m*v1", "v3 = s_m*v1 + 8*v1 + 1", "v4 = s_n // (s_m or 1)"]
+    assert text == "(s_n, v1, v2, v3, v4, )" and formulas.symbols == {"n", "m"}
 
 
 @settings(max_examples=examples(300), deadline=None)

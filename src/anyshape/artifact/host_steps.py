@@ -64,6 +64,7 @@ class HostSteps:
     def step(self, number: int) -> None:
         """Does a step."""
         step = self.program.plan.steps[number]
+        assert self.record.windows is not None, "a program with steps of the host"
         views = self.record.windows[number]
         if isinstance(step, MemoryStep):
             return  # results are there from the start, and inputs are the caller's

@@ -33,6 +33,7 @@ class Judged(Specializer):
 
     def __init__(self, plan: Plan, *arguments: Any, **given: Any) -> None:
         super().__init__(plan, *arguments, **given)
+        self.useless = set()  # no limit predicts what a call takes
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
         self.judge = LayoutJudge(plan)
         names = {bytes_: name for name, bytes_ in reversed(sizes.items())}
@@ -73,7 +74,8 @@ class Judged(Specializer):
         if self.windows:
             self._check_windows(record.values)
         judge = self.judge
-        if not (self.is_whole and judge.is_right(bytes_[:len(judge.sizes)], record.offsets, record.kept)):
+        if not (self.is_whole and judge.is_right(bytes_[:len(judge.sizes)], record.offsets, record.kept,
+                                                  self.host.apart)):
             judge.check(values, record.offsets, None, record.kept)
         return record
 

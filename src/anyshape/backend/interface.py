@@ -205,8 +205,9 @@ class HostRoutines(Protocol):
         """Bytes of the state that `draw` takes."""
 
     def search(self, columns: array[int], count: int, fixed: int, wall: int, bound: int, good: int, top: int,
-               room: array[int], starts: array[int], near: array[int] | None) -> int:
-        """The lowest top of some ways to place items: see runtime/memory/offset_assignment.py."""
+               room: array[int], starts: array[int], near: array[int] | None, repairs: bool) -> int:
+        """The lowest top of some ways to place items (backend/cpu/routines/offset_assignment.py): of the greedy ones,
+        or of those that repair what these left."""
 
     def neighbours(self, columns: array[int], count: int, fixed: int, order: array[int], starts: array[int],
                    near: array[int] | None) -> int:
@@ -215,6 +216,9 @@ class HostRoutines(Protocol):
     def live_peak(self, columns: array[int], count: int, steps: int) -> int:
         """The largest sum of bytes that are live at one of the points 0 .. steps. columns: int64, bytes, first and last
         steps of `count` items side by side."""
+
+    def apart(self, starts: array[int], sizes: array[int], which: array[int], pairs: array[int], kept: int) -> bool:
+        """Whether buffers lie apart: see `Apart` of plan/layout_judge.py."""
 
     @property
     def budget_search(self) -> Any:

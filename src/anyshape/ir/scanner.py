@@ -38,6 +38,8 @@ _DEVICE = re.compile(r"[a-z]+(?::\d+)?")
 # a whole type on one line, which is the same wherever its text stands
 _TYPE = re.compile(r"\w+\[[^\[\]\n#]*\](?:[ \t]*strides[ \t]*\[[^\[\]\n#]*\])?(?:[ \t]+on[ \t]+[a-z]+(?::\d+)?(?!\w))?"
                    r"(?![ \t]*(?:strides|on)\b)")
+# a type whose sizes are numbers, as of weights
+_FIXED = re.compile(r"(\w+)\[((?:\d{1,18}(?:, ?\d{1,18})*)?)\](?: strides \[((?:\d{1,18}(?:, ?\d{1,18})*)?)\])?")
 _RANGE = re.compile(r"(-?\d{1,19})[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d{1,19})(?!\d))?")
 _HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d{1,18})(?!\d)")
 _DIVIDES = re.compile(r"(\d{1,18})[ \t]+divides[ \t]+")
@@ -149,7 +151,11 @@ class Scanner:
         whole = self.peek(_TYPE)
         if whole is None:
             return self.new_type()
-        if (known := self.known_types.get(whole[0])) is not None:
+        known = self.known_types.get(whole[0])
+        if known is None and (fixed := _FIXED.fullmatch(whole[0])) is not None and fixed[1] in DTYPES:
+            known = self.known_types[whole[0]] = TensorType(
+                fixed[1], _numbers(fixed[2]), None if fixed[3] is None else _numbers(fixed[3]))
+        if known is not None:
             self.at = whole.end()
             self.skip_space()
             return known
@@ -310,3 +316,8 @@ class Scanner:
         label = f"line {number}: "
         caret = " " * (len("  where: ") + len(label) + position - start) + "^"
         raise ParseError(f"cannot read the {self.what}", where=f"{label}{line}\n{caret}", why=why, do=do)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    return tuple(map(int, text.split(","))) if text else ()

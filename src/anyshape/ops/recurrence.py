@@ -34,6 +34,7 @@ from anyshape.ir.types import TensorType
 from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, same_device, tensor
 from anyshape.sym.expr import Size
 
+RECURRENCES = ("recurrence", "recurrence_bytes")
 BLOCK = 16  # units of the hidden state that lie side by side
 WORD = 4  # terms of 8 bits that lie side by side
 CELLS = {"lstm": 4, "gru": 3, "gru_before": 3, "tanh": 1, "relu": 1}  # how many gates a cell has

@@ -7,13 +7,14 @@ A deployed file's layout is judged at every new shape, so what does not depend o
 """
 from __future__ import annotations
 
+import struct
+from array import array
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from anyshape.base.errors import VerifyError
+from anyshape.base.int64_array import int64_array
 from anyshape.plan.ir.program import Buffer, Plan
 from anyshape.sym.expr import Size, evaluate
 
@@ -30,18 +31,21 @@ class _Row(NamedTuple):
 
 
 MOST_PAIRS = 64  # for each buffer, above which those that are alive together are not listed
-_FAR = 1 << 62
+# (where buffers begin, sizes, which of these each has, pairs of buffers, bytes of the kept block) -> whether each lies
+# at a multiple of 64 from 0 to 2^62 and on one side of the border of that block, and no pair shares a byte
+Apart = Callable[["array[int]", "array[int]", "array[int]", "array[int]", int], bool]
 _Span = tuple[int, int, str]  # where a buffer begins and ends, and its name
 
 
 class _Placed(NamedTuple):
-    """Of layouts that place so many `buffers`: their names, which of the sizes each has, and in pairs those that are
-    alive together; None: there are too many, or more applies to some than being apart."""
+    """Of layouts that place so many `buffers`: their names, which of the sizes each has, and pairs of those that are
+    alive together, first the ones and then the others; None: there are too many, or more applies to some than being
+    apart."""
 
     buffers: int
     names: tuple[str, ...]
-    sizes: np.ndarray
-    pairs: tuple[np.ndarray, np.ndarray] | None
+    sizes: array[int]
+    pairs: array[int] | None
 
 
 class LayoutJudge:
@@ -73,25 +77,20 @@ class LayoutJudge:
             found.append((number, tuple(ending[begun:ended])))
         return tuple(found)
 
-    def is_right(self, sizes: Sequence[int], offsets: Mapping[str, int], kept: int) -> bool:
+    def is_right(self, sizes: Sequence[int], offsets: Mapping[str, int], kept: int, apart: Apart) -> bool:
         """Whether a layout whose arena ends where the buffers do is right, asked of all buffers at once; False: ask
-        `check`, which says what is wrong, if anything is. sizes: what `self.sizes` are, below 2^62."""
+        `check`, which says what is wrong, if anything is. sizes: what `self.sizes` are, from 0 to 2^62; apart: looks at
+        the numbers."""
         known = self.placed
         if known is None or known.buffers != len(offsets):  # another layout of the plan places others
             known = self.placed = self._placed(offsets)
         if known.pairs is None:
             return False
         try:
-            starts = np.array([offsets[name] for name in known.names], np.int64)
-        except (KeyError, OverflowError):
+            starts = int64_array([offsets[name] for name in known.names])
+        except (KeyError, struct.error):
             return False
-        if not ((starts >= 0) & (starts < _FAR) & (starts & 63 == 0)).all():
-            return False
-        stops = starts + np.array(sizes, np.int64)[known.sizes]
-        crossing = (starts < kept) & (kept < stops)
-        ones, others = known.pairs
-        shared = np.maximum(starts[ones], starts[others]) < np.minimum(stops[ones], stops[others])
-        return not (crossing.any() or shared.any())
+        return apart(starts, int64_array(sizes), known.sizes, known.pairs, kept)
 
     def _placed(self, offsets: Mapping[str, int]) -> _Placed:
         """What `is_right` looks at in layouts that place these buffers."""
@@ -108,9 +107,9 @@ class LayoutJudge:
         names = [self.rows[number].name for number in rows]
         simple = not self.apart and not any(self.rows[number].is_kept for number in rows) \
             and not set(self.in_arena) - set(names) and len(pairs) <= MOST_PAIRS * len(rows)
-        ones, others = np.array(pairs if simple else (), np.int64).reshape(-1, 2).T
-        return _Placed(len(offsets), tuple(names), np.array([self.rows[number].size for number in rows], np.int64),
-                       (ones, others) if simple else None)
+        ends = int64_array([*(one for one, _ in pairs), *(other for _, other in pairs)])
+        return _Placed(len(offsets), tuple(names), int64_array([self.rows[number].size for number in rows]),
+                       ends if simple else None)
 
     def check(self, values: Mapping[str, int], offsets: Mapping[str, int], arena: int | None, kept: int) -> None:
         """Checks a layout at the symbols' `values`.

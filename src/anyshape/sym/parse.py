@@ -17,6 +17,7 @@ MOST_TOKENS = 1 << 16
 MOST_TEXT = 1 << 20  # characters
 MOST_PARTS = 4096  # that are remembered
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
+_PARENTHESES = frozenset("()")
 
 
 class _Part(NamedTuple):
@@ -58,17 +59,19 @@ class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
         self.tokens = [*tokens, ""]
         self.text = _short(text)
-        self.spaced = " ".join(tokens)
-        self.before = [0, *accumulate(map(len, tokens))]  # of each token, characters of those in front
         self.at = 0
         self.depth = self.deepest = 0
         self.work = 0
         self.ends: dict[int, int] = {}  # where a parenthesis that opens is closed
+        if "(" not in tokens:
+            return
+        self.spaced = " ".join(tokens)
+        self.before = [0, *accumulate(map(len, tokens))]  # of each token, characters of those in front
         opened: list[int] = []
-        for at, token in enumerate(tokens):
-            if token == "(":
+        for at in [at for at, token in enumerate(tokens) if token in _PARENTHESES]:
+            if tokens[at] == "(":
                 opened.append(at)
-            elif token == ")" and opened:
+            elif opened:
                 self.ends[opened.pop()] = at
 
     def peek(self) -> str:

@@ -1,8 +1,9 @@
 """Size-expression codegen: prints sizes as lines of Python source, each formula once, as one generated function where
 many are needed at each new shape.
 
-    4*b*n, 4*b*n + 64  -->  v0 = (4*s_b*s_n)
-                            v1 = (64 + 4*s_b*s_n)
+    4*b*(n // 2), 64 + (n // 2)  -->  v0 = s_n // 2
+                                      v1 = 4*s_b*v0
+                                      v2 = 64 + v0
 """
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ class Formulas:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.known: dict[Size, str] = {}
+        self.known: dict[Size | Call, str] = {}
         self.symbols: set[str] = set()
+        self.count = 0
 
     def number(self, size: Size | float) -> str:
         """The name or literal that stands for `size`."""
@@ -35,23 +37,36 @@ class Formulas:
             return repr(size)
         if size not in self.known:
             self.symbols |= symbols_of(size)
-            source = self._source(size)
-            self.known[size] = f"v{len(self.known)}"
-            self.lines.append(f"    {self.known[size]} = {source}")
+            self.known[size] = self._name(self._source(size))
         return self.known[size]
 
     def tuple_of(self, sizes: Iterable[Size]) -> str:
         """A tuple of them."""
         return "(" + "".join(self.number(size) + ", " for size in sizes) + ")"
 
+    def _name(self, source: str) -> str:
+        """The name of what a text is; of a name it is that."""
+        if source.isidentifier():
+            return source
+        name = f"v{self.count}"
+        self.count += 1
+        self.lines.append(f"    {name} = {source}")
+        return name
+
     def _source(self, size: Expr) -> str:
         terms = []
         for mono, coefficient in size.terms:
             factors = [str(coefficient)] if coefficient != 1 or not mono else []
             for atom, power in mono:
-                factors += [name_of(atom) if isinstance(atom, str) else self._call(atom)] * power
+                factors += [name_of(atom) if isinstance(atom, str) else self._atom(atom)] * power
             terms.append("*".join(factors))
-        return "(" + " + ".join(terms) + ")"
+        return " + ".join(terms)
+
+    def _atom(self, atom: Call) -> str:
+        """The name of a call's value: sums share what they divide."""
+        if atom not in self.known:
+            self.known[atom] = self._name(self._call(atom))
+        return self.known[atom]
 
     def _call(self, atom: Call) -> str:
         if atom.op == "root":
@@ -61,8 +76,8 @@ class Formulas:
             return f"int({a} * {float_of(atom.args[1])!r})"
         if atom.op == "floordiv":
             # a divisor of 0 occurs only in sizes that a zero-sized program never uses
-            return f"({a} // ({b} or 1))"
-        return f"({a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b})"
+            return f"{a} // {b if isinstance(atom.args[1], int) and atom.args[1] else f'({b} or 1)'}"
+        return f"{a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b}"
 
 
 class SizesFunction:

@@ -23,6 +23,7 @@ _SYMBOL, _RELOCATION = struct.Struct("<I2BH2Q"), struct.Struct("<2Qq")
 _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
 _WRITE, _ALLOC = 1, 2
 _ABSOLUTE, _RELATIVE, _BY_WORD = 1, (2, 4), (9, 41, 42)  # R_X86_64_64; PC32, PLT32; GOTPCREL and its relaxed forms
+_KINDS = frozenset((_ABSOLUTE, *_RELATIVE, *_BY_WORD))
 _MATHEMATICS = ("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp",
                 "exp10", "exp2", "expm1", "fmod", "hypot", "ldexp", "lgamma", "log", "log10", "log1p", "log2",
                 "nextafter", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma")
@@ -44,7 +45,7 @@ class _Section(NamedTuple):
 
 
 class _Symbol(NamedTuple):
-    name: str
+    name: str  # "" of one that nobody outside of its object asks for
     section: int
     value: int
     is_global: bool
@@ -93,19 +94,18 @@ class LoadedObjects:
                 self._relocate(image, section)
 
     def _relocate(self, image: _Image, table: _Section) -> None:
-        target = image.sections[table.info]
-        for number in range(table.size // _RELOCATION.size):
-            offset, info, addend = _RELOCATION.unpack_from(image.data, table.begin + number * _RELOCATION.size)
+        size, begin, symbols = image.sections[table.info].size, image.places[table.info], image.symbols
+        rows = image.data[table.begin:table.begin + table.size // _RELOCATION.size * _RELOCATION.size]
+        for number, (offset, info, addend) in enumerate(_RELOCATION.iter_unpack(rows)):
             index, kind = info >> 32, info & 0xFFFFFFFF
-            if index >= len(image.symbols):
+            if index >= len(symbols):
                 image.refuse(f"relocation {number} names symbol {index}")
-            width = 8 if kind == _ABSOLUTE else 4
-            if kind not in (_ABSOLUTE, *_RELATIVE, *_BY_WORD):
+            if kind not in _KINDS:
                 image.refuse(f"relocation of kind {kind}")
-            if offset + width > target.size:
+            if offset + (8 if kind == _ABSOLUTE else 4) > size:
                 image.refuse(f"relocation {number} is outside of its section")
-            at = image.places[table.info] + offset
-            wanted = self._place(image, image.symbols[index])
+            at = begin + offset
+            wanted = self._place(image, symbols[index])
             if kind == _ABSOLUTE:
                 value = self.base + wanted + addend
                 if not 0 <= value < 2**64:
@@ -206,14 +206,17 @@ class _Image:
         names = self.sections[table.link]
         if names.kind == _NOBITS:
             self.refuse("its names have no bytes")
+        texts = self.data[names.begin:names.begin + names.size]
+        last = texts.rfind(b"\0")  # where the last name ends
         found = []
-        for number in range(table.size // _SYMBOL.size):
-            name, info, _, section, value, _ = _SYMBOL.unpack_from(self.data, table.begin + number * _SYMBOL.size)
-            end = self.data.find(b"\0", names.begin + name, names.begin + names.size)
-            if name >= max(names.size, 1) or end < 0:
+        rows = self.data[table.begin:table.begin + table.size // _SYMBOL.size * _SYMBOL.size]
+        for name, info, _, section, value, _ in _SYMBOL.iter_unpack(rows):
+            if name > last:
                 self.refuse("the name of a symbol is outside of its names")
-            text = self.data[names.begin + name:end].decode("ascii", "replace")
-            found.append(_Symbol(text, section, value, info >> 4 == 1))
+            is_global = info >> 4 == 1
+            # nobody asks for the names of others
+            text = texts[name:texts.index(b"\0", name)].decode("ascii", "replace") if is_global or not section else ""
+            found.append(_Symbol(text, section, value, is_global))
         return found
 
     def refuse(self, why: str) -> NoReturn:

@@ -76,7 +76,7 @@ from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy,
 from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_grouped_convs
 from anyshape.backend.cpu.routines.encoding.fill import fill_template
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
-from anyshape.backend.cpu.routines.offset_assignment import live_peak, neighbours, search
+from anyshape.backend.cpu.routines.offset_assignment import apart, live_peak, neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_byte_conv, run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
@@ -282,4 +282,4 @@ def measure(program: ProgramHead, functions: Functions, workspace: Array[i64]) -
 
 def emit_host() -> str:
     """LLVM text of the host's routines, which are called from outside."""
-    return translate(run_plan, measure, search, neighbours, live_peak, fill_template)
+    return translate(run_plan, measure, search, neighbours, live_peak, apart, fill_template)

@@ -28,7 +28,7 @@ from anyshape.backend.loaded_code import CodeSource, LoadedKernel, Routines
 
 WORD = ctypes.c_int64
 # what is called of the module "host"
-HOST = ("run_plan", "measure", "search", "neighbours", "live_peak", "fill_template")
+HOST = ("run_plan", "measure", "search", "neighbours", "live_peak", "apart", "fill_template")
 # families of routines for products: all names in the order of the host's table
 FAMILIES = tuple(family.routines() for family in (
     gemv, gemm, softmax_rows, direct_conv, direct_conv_last, winograd_conv, recurrence))
@@ -59,9 +59,11 @@ class NativeRoutines:
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
         self.fill = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p, WORD, *[ctypes.c_void_p] * 2)(address["fill_template"])
         self._search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
-                                        *[ctypes.c_void_p] * 3)(address["search"])
+                                        *[ctypes.c_void_p] * 3, WORD)(address["search"])
         self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
         self._live_peak = ctypes.CFUNCTYPE(WORD, WORD, ctypes.c_void_p, WORD, ctypes.c_void_p)(address["live_peak"])
+        self._apart = ctypes.CFUNCTYPE(WORD, WORD, *[ctypes.c_void_p] * 3, WORD, ctypes.c_void_p,
+                                       WORD)(address["apart"])
         self.load = (WORD * 3)()  # of the machine: backend/cpu/routines/threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
@@ -130,10 +132,10 @@ class NativeRoutines:
     # --- searches
 
     def search(self, columns: array[int], count: int, fixed: int, wall: int, bound: int, good: int, top: int,
-               room: array[int], starts: array[int], near: array[int] | None) -> int:
-        """The lowest top of some ways to place items (backend/cpu/routines/offset_assignment.py)."""
+               room: array[int], starts: array[int], near: array[int] | None, repairs: bool) -> int:
+        """See `HostRoutines`."""
         return int(self._search(count, fixed, _address(columns), wall, bound, good, top, _address(room),
-                                _address(starts), None if near is None else _address(near)))
+                                _address(starts), None if near is None else _address(near), repairs))
 
     def neighbours(self, columns: array[int], count: int, fixed: int, order: array[int], starts: array[int],
                    near: array[int] | None) -> int:
@@ -146,6 +148,11 @@ class NativeRoutines:
         """See `HostRoutines`."""
         changes = array("q", bytes(8 * (steps + 2)))
         return int(self._live_peak(count, _address(columns), steps, _address(changes)))
+
+    def apart(self, starts: array[int], sizes: array[int], which: array[int], pairs: array[int], kept: int) -> bool:
+        """See `HostRoutines`."""
+        return bool(self._apart(len(which), _address(starts), _address(sizes), _address(which), len(pairs) // 2,
+                                _address(pairs), kept))
 
     @property
     def budget_search(self) -> _BudgetSearch:

@@ -50,6 +50,8 @@ _LIFE = re.compile(r"[ \t]*([^\n]+?) bytes[ \t]+steps[ \t]+(-?\d{1,19})-(-?\d{1,
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
 _ALONE = re.compile(rf"[ \t]*({NAME.pattern})(?=[ \t]*(?:[,;|){{\n#]|->))")  # a name without offset or type
 _NOTHING = re.compile(r"[ \t]*(?=\n[ \t]*[^\s{#])")  # the end of a line, and a next one that does not belong to it
+_NAMES = re.compile(rf"\(((?:&?{NAME.pattern}, )*&?{NAME.pattern})(?=[;)])")  # in parentheses, alone
+_BRACES = re.compile(r"\{[^{}\"\n#]*\}")  # on one line, which say the same wherever they stand
 _CONDITION = re.compile(r"([^\n]+?) >= 0")
 
 
@@ -102,6 +104,7 @@ class _Reader(Scanner):
         self.optional: list[int] = []
         self.lines: dict[str, int] = {}
         self.step_lines: list[int] = []
+        self.braces: dict[tuple[type[Any], str], dict[str, Any]] = {}
 
     # ---- the whole
 
@@ -201,6 +204,8 @@ class _Reader(Scanner):
             self.types[name] = kind
         if bare:
             self.bare.add(name)
+            if kind is not None:
+                self.wholes[name] = Window(name, kind)
         bytes_, first, last = self.life()
         if home is None:
             home = self.home()
@@ -300,13 +305,7 @@ class _Reader(Scanner):
             if not self.on("("):
                 self.expect("|")
                 self.skip_space()
-        params: list[Window] = []
-        outputs: list[int] = []
-        for _ in self.inside(";)"):
-            if self.on("&"):
-                self.expect("&")
-                outputs.append(len(params))
-            params.append(self.window())
+        params, outputs = self.params()
         sizes: tuple[Size, ...] = ()
         if self.on(";"):
             self.expect(";")
@@ -321,6 +320,24 @@ class _Reader(Scanner):
             KernelStep, params=tuple(params), outputs=tuple(outputs), handed=handed,
             regimes=tuple(Regime(names[0], conditions, sizes if own is None else own, names[1:])
                           for names, conditions, own in regimes))
+
+    def params(self) -> tuple[list[Window], list[int]]:
+        """What a kernel reads and writes, and which of it it writes."""
+        names = self.peek(_NAMES)
+        if names is not None:  # most are whole buffers
+            marked = names[1].split(", ")
+            whole = [self.wholes.get(name.lstrip("&")) for name in marked]
+            if None not in whole:
+                self.at = names.end()
+                return whole, [i for i, name in enumerate(marked) if name[0] == "&"]  # type: ignore[return-value]
+        params: list[Window] = []
+        outputs: list[int] = []
+        for _ in self.inside(";)"):
+            if self.on("&"):
+                self.expect("&")
+                outputs.append(len(params))
+            params.append(self.window())
+        return params, outputs
 
     def condition(self) -> Size:
         self.skip_space()
@@ -400,6 +417,10 @@ class _Reader(Scanner):
         if not self.on("{"):
             self.at = start
             return {}
+        whole = self.peek(_BRACES)
+        if whole is not None and (known := self.braces.get((cls, whole[0]))) is not None:
+            self.at = whole.end()
+            return known
         self.expect("{")
         found: dict[str, Any] = {}
         for _ in self.list_items():
@@ -408,6 +429,8 @@ class _Reader(Scanner):
             name, value = self.named_attribute()
             found[name] = self.of_field(cls, name, value, start)
         self.expect("}")
+        if whole is not None and self.at == whole.end():
+            self.braces[cls, whole[0]] = found
         return found
 
     def of_field(self, cls: type[Any], name: str, value: Attr, start: int) -> Attr:
@@ -451,10 +474,7 @@ class _Reader(Scanner):
         if match is None or match[1] not in self.bare or match[1] not in self.types:
             return None
         self.at = match.end()
-        found = self.wholes.get(match[1])
-        if found is None:
-            found = self.wholes[match[1]] = Window(match[1], self.types[match[1]])
-        return found
+        return self.wholes[match[1]]
 
     def window(self) -> Window:
         if (window := self.whole()) is not None:

@@ -3,7 +3,7 @@ its symbols.
 
     plan with buffer m of 4*b*n bytes, ...
     -->  def shape(s_b, s_n):
-             v0 = (4*s_b*s_n)
+             v0 = 4*s_b*s_n
              return (<what the plan's runner encodes>, (v0,), (0,), ...)
 
 It is generated once per plan and called once per new shape: each formula is computed once, and equal windows share
@@ -45,14 +45,14 @@ class SizeFunction:
     shape: symbols -> (what the runner encodes, sizes of placed buffers, their offsets, kept, arena, types of inputs,
         of outputs, of saved, bytes of output buffers by output, the plan's `nonnegative`, and
         the sizes of its `selected` and `divided`); a type is (sizes, strides, offset in elements).
-    windows: symbols -> types of the windows of each step, which PyTorch sees when it does the step.
+    windows: symbols -> types of the windows of each step by its number, which the host sees when it does the step.
     """
 
     symbols: tuple[str, ...]
     slots: Mapping[str, int]
     placed: tuple[str, ...]
     shape: Callable[..., tuple[Any, ...]]
-    windows: Callable[..., tuple[Any, ...]]
+    windows: Callable[..., StepWindows]
 
 
 class Encoder(Protocol):
@@ -71,6 +71,7 @@ class PlanFormulas(Formulas):
         self.slots = slots
         self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
         self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
+        self.constants: dict[str, Any] = {}  # types that are numbers, as of weights: name -> what it is
 
     def window(self, window: Window) -> str:
         """Sizes, strides and offset of a window, as a name."""
@@ -78,7 +79,14 @@ class PlanFormulas(Formulas):
 
     def type(self, type_: TensorType, offset: Size = 0) -> str:
         """Sizes, strides and offset, as a name."""
-        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        shape, strides = type_.shape, type_.layout()
+        if all(isinstance(n, int) for n in (*shape, *strides, offset)):
+            known = self.locals.get((shape, strides, offset))
+            if known is None:
+                known = self.locals[shape, strides, offset] = f"c{len(self.constants)}"
+                self.constants[known] = shape, strides, offset
+            return known
+        text = f"({self.tuple_of(shape)}, {self.tuple_of(strides)}, {self.number(offset)})"
         return self.local(text, text)
 
     def local(self, key: Any, text: str) -> str:
@@ -133,7 +141,8 @@ def size_function(plan: Plan, encoder: Encoder) -> SizeFunction:
         formulas.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
     symbols = tuple(sorted(formulas.symbols | _symbols_of_windows(plan)))
-    shape = GeneratedFunction(plan.name, symbols, formulas.lines, f"({', '.join(parts)})", names)
+    shape = GeneratedFunction(plan.name, symbols, formulas.lines, f"({', '.join(parts)})",
+                              {**names, **formulas.constants})
     return SizeFunction(symbols, slots, placed, shape, WindowTypes(plan, slots, symbols))
 
 
@@ -145,11 +154,11 @@ class GeneratedFunction:
                  names: Mapping[str, Any]) -> None:
         self.name, self.symbols, self.lines, self.result, self.names = name, symbols, lines, result, names
 
-    def __call__(self, *numbers: int) -> tuple[Any, ...]:
+    def __call__(self, *numbers: int) -> Any:
         return self.function(*numbers)
 
     @cached_property
-    def function(self) -> Callable[..., tuple[Any, ...]]:
+    def function(self) -> Callable[..., Any]:
         """It, compiled."""
         text = "\n".join([f"def shape({', '.join(map(name_of, self.symbols))}):", *self.lines,
                           f"    return {self.result}"])
@@ -159,20 +168,48 @@ class GeneratedFunction:
 
 
 class WindowTypes:
-    """See `SizeFunction.windows`. Printed when a call first needs it: most plans have no step that PyTorch does."""
+    """See `SizeFunction.windows`. Printed when a call first needs them: most plans have no step that the host does. Of
+    those that have, operators are always the host's; other steps are at some sizes, and are printed one by one."""
 
     def __init__(self, plan: Plan, slots: Mapping[str, int], symbols: Sequence[str]) -> None:
         self.plan, self.slots, self.symbols = plan, slots, symbols
+        self.others: dict[int, GeneratedFunction] = {}
 
-    def __call__(self, *numbers: int) -> tuple[Any, ...]:
-        return self.function(*numbers)
+    def __call__(self, *numbers: int) -> StepWindows:
+        return StepWindows(self, numbers)
 
     @cached_property
-    def function(self) -> Callable[..., tuple[Any, ...]]:
-        """The generated function."""
+    def operators(self) -> GeneratedFunction:
+        """Those of the operators, by number of the step."""
+        return self._function([i for i, step in enumerate(self.plan.steps) if isinstance(step, ExternStep)])
+
+    def other(self, number: int) -> GeneratedFunction:
+        """Those of another step, by its number."""
+        found = self.others.get(number)
+        if found is None:
+            found = self.others[number] = self._function([number])
+        return found
+
+    def _function(self, numbers: Sequence[int]) -> GeneratedFunction:
         seen = PlanFormulas(self.plan, self.slots)
-        result = "(" + "".join(seen.windows(step) + ", " for step in self.plan.steps) + ")"
-        return GeneratedFunction(self.plan.name, self.symbols, seen.lines, result, {}).function
+        result = "{" + "".join(f"{i}: {seen.windows(self.plan.steps[i])}, " for i in numbers) + "}"
+        return GeneratedFunction(self.plan.name, self.symbols, seen.lines, result, seen.constants)
+
+
+class StepWindows(dict[int, tuple[Any, ...]]):
+    """The types of the windows of steps at given sizes, by number of the step; made when one is asked for."""
+
+    __slots__ = ("_numbers", "_types")
+
+    def __init__(self, types: WindowTypes, numbers: tuple[int, ...]) -> None:
+        super().__init__()
+        self._types, self._numbers = types, numbers
+
+    def __missing__(self, number: int) -> tuple[Any, ...]:
+        types = self._types
+        function = types.operators if isinstance(types.plan.steps[number], ExternStep) else types.other(number)
+        self.update(function(*self._numbers))  # two threads may make the same
+        return self[number]
 
 
 def _symbols_of_windows(plan: Plan) -> set[str]:

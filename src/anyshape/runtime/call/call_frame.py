@@ -114,6 +114,7 @@ class CallFrame:
             self._move(self.record.actions[number - len(self.shared.plan.steps)])
             return
         step = self.shared.plan.steps[number]
+        assert self.record.windows is not None, "a program with steps of the host"
         views = self.record.windows[number]
         try:
             if isinstance(step, ExternStep):

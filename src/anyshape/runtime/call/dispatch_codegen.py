@@ -29,10 +29,12 @@
 Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
 are what they were: type, dtype, sizes, strides, device, and what else a tensor can be
 (runtime/driver/tensor_kinds.py); `akin` does the same for the others, sizes and strides aside. A backward program's
-first argument is the tape; `values` are its entries and `origin` the forward's record.
+first argument is the tape; `values` are its entries and `origin` the forward's record. Inputs that are the same in
+every call, as the weights of a file, stand there as one tuple: (a0, *b1).
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -42,6 +44,7 @@ from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.driver.interface import HostDriver
 
+SHORT = 4  # values that are the same in every call, from which on a tuple of them has a name
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
 
@@ -58,12 +61,14 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
     names["learn"] = _Learner(names, "alike", True, driver)
     names["meet"] = _Learner(names, "akin", False, driver)
     tests = _tests(plan, called, fixed, strided, names, driver)
-    names |= {f"c{i}": array for i, array in bound.items()}
-    fixed_at = {i: str(driver.address(array)) for i, array in bound.items()}
-    pointers = [fixed_at.get(plan.parameter_number(b)) or driver.code.address(f"a{plan.parameter_number(b)}")
-                for b in sorted(plan.buffers, key=lambda b: slots[b.name]) if b.is_parameter and b.name not in placed]
-    every = _tuple(f"c{i}" if i in bound else f"a{i}" for i in range(count))
-    into = _tuple("_" if i in bound else f"a{i}" for i in range(count))
+    constants = {f"c{i}": array for i, array in bound.items()}
+    addresses = {i: driver.address(array) for i, array in bound.items()}
+    parameters = [plan.parameter_number(b) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
+                  if b.is_parameter and b.name not in placed]
+    pointers = _with_runs([str(addresses[i]) if i in bound else driver.code.address(f"a{i}") for i in parameters],
+                          {str(address): address for address in addresses.values()}, "p", names)
+    every = _with_runs([f"c{i}" if i in bound else f"a{i}" for i in range(count)], constants, "b", names)
+    into, taking = ("found", [f"a{i} = found[{i}]" for i in range(count) if i not in bound]) if bound else (every, [])
     taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
@@ -80,6 +85,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
         f"        record = records[{_tuple(tests.keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
         f"        record, {into} = slow(args{tape})",
+        *(f"        {line}" for line in taking),
         "    undo = ()",
         "    s = record.input_strides",
         "    fits = True",
@@ -89,7 +95,8 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
            f"            learn({given})"] if fixed else []),
         f"    if {' or '.join(('not fits', *tests.strides))}:",
         f"        {into}, undo = fit(record, {every}, fits)",
-        f"    return record, {every}, {_tuple(pointers)}, undo",
+        *(f"        {line}" for line in taking),
+        f"    return record, {every}, {pointers}, undo",
     ]
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
     key = [f"def key(args{tape}):", f"    {taken}",
@@ -171,3 +178,19 @@ class _Learner:
 
 def _tuple(parts: Any) -> str:
     return "(" + "".join(f"{part}, " for part in parts) + ")"
+
+
+def _with_runs(parts: Sequence[str], values: Mapping[str, Any], letter: str, names: dict[str, Any]) -> str:
+    """A tuple of parts. The names of those that are always the same `values` go to `names`; a run of them is one tuple,
+    whose name begins with `letter`."""
+    found: list[str] = []
+    for is_known, run in itertools.groupby(parts, values.__contains__):
+        texts = list(run)
+        if is_known and len(texts) >= SHORT:
+            name = f"{letter}{len(found)}"
+            names[name] = tuple(values[text] for text in texts)
+            texts = [f"*{name}"]
+        elif is_known:
+            names.update({text: values[text] for text in texts if text.isidentifier()})
+        found += texts
+    return _tuple(found)

@@ -14,6 +14,7 @@ from anyshape.base.int64_array import int64_array
 from anyshape.plan.memory.offset_problem import OffsetProblem
 
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
+MUCH = 1 << 20  # bytes of arena that are worth a search whenever they could be gained
 
 
 @dataclass(slots=True)
@@ -59,8 +60,10 @@ def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: 
 
 
 def assign_columns(host: HostRoutines, columns: array[int], count: int, fixed: int, wall: int, bound: int,
-                   top: int = sys.maxsize, few: int = FEW) -> tuple[int, list[int]]:
-    """As `assign_offsets`, of `count` items by columns."""
+                   top: int = sys.maxsize, few: int = FEW,
+                   useless: set[tuple[int, int]] | None = None) -> tuple[int, list[int]]:
+    """As `assign_offsets`, of `count` items by columns. useless: of the same items at other sizes, how many there are
+    and have their places where repairs gained nothing to speak of; they are done where much could be gained."""
     if count == 0:
         return min(top, wall), []
     room = array("q", bytes(8 * (1 + 9 * count)))
@@ -71,5 +74,11 @@ def assign_columns(host: HostRoutines, columns: array[int], count: int, fixed: i
         near = array("q", bytes(8 * host.neighbours(columns, count, fixed, order, starts, None)))
         if near:
             host.neighbours(columns, count, fixed, order, starts, near)
-    found = host.search(columns, count, fixed, wall, bound, int(GOOD_ENOUGH * bound), top, room, starts, near or None)
+    good = int(GOOD_ENOUGH * bound)
+    found = host.search(columns, count, fixed, wall, bound, good, top, room, starts, near or None, False)
+    if found > good and (useless is None or (count, fixed) not in useless or found - bound >= MUCH):
+        greedy = found
+        found = host.search(columns, count, fixed, wall, bound, good, found, room, starts, near or None, True)
+        if useless is not None and GOOD_ENOUGH * found >= greedy:
+            useless.add((count, fixed))
     return found, room[1 + fixed:1 + count].tolist() if room[0] else []

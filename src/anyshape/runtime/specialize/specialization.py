@@ -31,8 +31,9 @@ from anyshape.base.errors import Unsupported
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
-from anyshape.plan.ir.liveness import kept_regions, peak_bytes
+from anyshape.plan.ir.liveness import kept_regions
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
+from anyshape.plan.ir.size_function import StepWindows
 from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_columns, columns_of
@@ -101,12 +102,24 @@ class Specialization:
     native: bool
     large: tuple[tuple[int, int], ...]
     saved: tuple[Any, ...]
-    windows: tuple[tuple[Any, ...], ...]
+    windows: StepWindows | None
 
     @property
     def arena(self) -> int:
         """Bytes of the arena: the predicted peak."""
         return self.temporary + max(self.phases, default=0) + (self.kept if self.reused_output < 0 else 0)
+
+
+class _Items:
+    """Some of what lies in the arena, with what is known of it at all sizes: lives are (first step, last step)."""
+
+    def __init__(self, lives: Sequence[tuple[int, int]]) -> None:
+        self.count = len(lives)
+        self.spans = int64_array([*(first for first, _ in lives), *(last for _, last in lives), *[0] * len(lives)])
+
+    def columns(self, bytes_: Sequence[int]) -> array[int]:
+        """Bytes, steps and offsets side by side, as a search takes them."""
+        return int64_array(bytes_) + self.spans
 
 
 class JointPlacement(Protocol):
@@ -145,10 +158,9 @@ class Specializer:
         self.regions = kept_regions(plan, forward) if forward is not None else []
         self.keeps = SavedLayout(plan, forward, layout, host, self.lives, self.moving, self.saved, self.regions,
                                  chunks)
-        # of a plan that keeps nothing, steps and offsets of all that has a place, column by column
-        firsts, lasts = [first for first, _ in self.lives], [last for _, last in self.lives]
-        all_move = len(self.moving) == len(self.lives) and not self.regions
-        self.spans = int64_array([*firsts, *lasts, *[0] * len(self.lives)]) if all_move else None
+        # of a plan that keeps nothing, all that has a place
+        self.all = _Items(self.lives) if len(self.moving) == len(self.lives) and not self.regions else None
+        self.useless: set[tuple[int, int]] | None = None  # see `assign_columns`; None: what is asked twice is the same
         self.beside = [b for b in plan.buffers if b.is_external]
         self.specializations: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
@@ -160,12 +172,27 @@ class Specializer:
         self.is_other = is_other
         self.names = names
         # the largest result that is not written from the start on; of a call that a backward follows, none
-        free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
+        free = [] if plan.saved or forward is not None or self.all is None else [
+            b for b in self.outputs if b.first > 0]
         self.reused_output = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         self.reused_slot = -1 if self.reused_output is None else self.outputs.index(self.reused_output)
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                            and self.reused_output is not None and self.reused_output.name in step.take), -1)
+        if self.reused_output is not None:
+            self._look_at_reuse(self.reused_output.first, end)
+
+    def _look_at_reuse(self, first: int, end: int) -> None:
+        """What layouts in the memory of a result, which is first written in step `first`, need at all sizes."""
+        lives = self.lives
+        self.before = [i for i, (begin, _) in enumerate(lives) if begin < first]
+        self.early = [i for i, (_, last) in enumerate(lives) if last < self.taken]
+        self.late = [i for i, (_, last) in enumerate(lives) if last >= self.taken]
+        self.items_before, self.items_early, self.items_late = (
+            _Items([lives[i] for i in part]) for part in (self.before, self.early, self.late))
+        # the result itself, and in one of the ways what lies above it before it is written
+        self.beside_result = _Items([(first, end), *lives])
+        self.above_result = _Items([(first, end), (0, first - 1), *lives])
 
     def with_joint_layout(self, joined: JointPlacement) -> Specializer:
         """The same plan as half of a whole step. It has made nothing yet."""
@@ -263,7 +290,7 @@ class Specializer:
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple([view and view[1] for view in inputs]),
             outputs=outputs, allocations=allocations, exact=exact, native=exact and not payload.calls, large=large,
-            saved=saved, windows=layout.windows(*numbers) if payload.calls else ())
+            saved=saved, windows=layout.windows(*numbers) if payload.calls else None)
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
@@ -351,9 +378,8 @@ class Specializer:
         if self.reused_output is None or min(reused, arena) < LEAST_REUSED or reused * SMALL_PART < arena:
             return self._own(padded, offsets, kept, arena, values)
         end = len(self.plan.steps)
-        items, _ = self._items(padded, offsets, values)
         others = [evaluate(b.bytes, values) for b in (*self.outputs, *self.beside)]
-        best = self._inside(items, reused // ALIGNMENT * ALIGNMENT, self.reused_output.first)
+        best = self._inside(padded, reused // ALIGNMENT * ALIGNMENT)
         least = self._peak(others, [(best.top - best.border, 0, end)], 0)
         columns, count, fixed = self._columns(padded, offsets, values)
         found = ArenaLayout(offsets, kept, arena, self._bound(columns, count, kept))
@@ -372,8 +398,8 @@ class Specializer:
 
     def _columns(self, padded: list[int], offsets: list[int], values: dict[str, int]) -> tuple[array[int], int, int]:
         """What lies in the arena by columns, how much that is, and how many, the first ones, have their places."""
-        if self.spans is not None:
-            return int64_array(padded) + self.spans, len(padded), 0
+        if self.all is not None:
+            return self.all.columns(padded), len(padded), 0
         items, fixed = self._items(padded, offsets, values)
         return columns_of(OffsetProblem(items)), len(items), fixed
 
@@ -388,40 +414,42 @@ class Specializer:
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
         return items, fixed
 
-    def _inside(self, items: list[Item], border: int, first: int) -> ArenaLayout:
-        """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
-        has room above it, or anywhere if that takes less arena."""
+    def _inside(self, padded: list[int], border: int) -> ArenaLayout:
+        """What fits in the memory of the result; low there, so that scratch has room above it, or anywhere if that
+        takes less arena."""
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
-        taken = (border, first, len(self.plan.steps), 0)
-        bound = self._bound(columns_of(OffsetProblem([taken, *items])), 1 + len(items), border)
-        before = [one for one in items if one[2] < first]
-        low = align(int(self._bound(columns_of(OffsetProblem(before)), len(before)) * ROOMY))
-        for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
-            every = [taken, *above, *items]
-            layout = self._improved(columns_of(OffsetProblem(every)), len(every), 1 + len(above), border,
-                                    ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output"))
-            if not above or layout.top <= GOOD_ENOUGH * bound:
-                break
+        columns = self.beside_result.columns([border, *padded])
+        bound = self._bound(columns, self.beside_result.count, border)
+        low = align(int(self._bound(self.items_before.columns([padded[i] for i in self.before]),
+                                    self.items_before.count) * ROOMY))
+        found = ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output")
+        if low < border:
+            above = self.above_result.columns([border, border - low, *padded])
+            above[3 * self.above_result.count + 1] = low
+            layout = self._improved(above, self.above_result.count, 2, border, found)
+            if layout.top <= GOOD_ENOUGH * bound:
+                layout.bound = max(bound - border, 0)
+                return layout
+            found = ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output")
+        layout = self._improved(columns, self.beside_result.count, 1, border, found)
         layout.bound = max(bound - border, 0)
         return layout
 
     def _early(self, padded: list[int], others: list[int], most: int) -> ArenaLayout | None:
         """What dies before the output is allocated in the lower block, everything else in the upper one; None where
         the peak would not be below `most` bytes. others: see `_peak`."""
-        early = [i for i in self.moving if self.lives[i][1] < self.taken]
-        if not early:
+        if not self.early:
             return None
-        late = [i for i in self.moving if self.lives[i][1] >= self.taken]
         end = len(self.plan.steps)
-        parts = [(part, columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in part])))
-                 for part in (early, late)]
+        parts = [(part, items.columns([padded[i] for i in part]))
+                 for part, items in ((self.early, self.items_early), (self.late, self.items_late))]
         below, above = (self._bound(columns, len(part)) for part, columns in parts)
         if self._peak(others, [(below, 0, self.taken - 1), (above, 0, end)], self.taken) >= most:
             return None
-        whole = columns_of(OffsetProblem([(padded[i], *self.lives[i], 0) for i in self.moving]))
-        layout = ArenaLayout([0] * len(padded), 0, 0, self._bound(whole, len(self.moving)), "early")
+        assert self.all is not None
+        layout = ArenaLayout([0] * len(padded), 0, 0, self._bound(self.all.columns(padded), self.all.count), "early")
         for (part, columns), bound in zip(parts, (below, above), strict=True):
-            top, places = assign_columns(self.host, columns, len(part), 0, 0, bound)
+            top, places = assign_columns(self.host, columns, len(part), 0, 0, bound, useless=self.useless)
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
@@ -439,13 +467,12 @@ class Specializer:
     def _peak(self, others: list[int], blocks: list[tuple[int, int, int]], taken: int) -> int:
         """The most bytes of results, tensors of PyTorch and `blocks` at one step; the reused output is
         there from step `taken` on. others: bytes of the outputs and of those tensors."""
-        end = len(self.plan.steps)
         lives = [*blocks]
-        reused, count = self.reused_output, len(self.outputs)
+        reused, count, end = self.reused_output, len(self.outputs), len(self.plan.steps)
         lives += [(size, max(taken, 0) if b is reused else b.first, end)
                   for size, b in zip(others, self.outputs, strict=False)]
         lives += [(size, b.first, b.last) for size, b in zip(others[count:], self.beside, strict=True)]
-        return peak_bytes(lives, end)
+        return self._bound(int64_array([*itertools.chain(*zip(*lives, strict=True))]), len(lives))
 
     def _bound(self, columns: array[int], count: int, wall: int = 0) -> int:
         """Bytes that no layout of `count` items is below."""
@@ -457,7 +484,8 @@ class Specializer:
         if found.bound < 0:
             found.bound = self._bound(columns, count, wall)
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = assign_columns(self.host, columns, count, fixed, wall, found.bound, found.top)
+            found.top, places = assign_columns(self.host, columns, count, fixed, wall, found.bound, found.top,
+                                               useless=self.useless)
             for i, offset in zip(self.moving, places, strict=False):  # there are none where that is no lower
                 found.offsets[i] = offset
         return found

@@ -1,5 +1,5 @@
 """Native bytecode encoder, in Python, of library steps whose words are made at each new shape: grouped
-convolutions, routing, recurrences. A native routine fills in the words of all others
+convolutions, routing. A native routine fills in the words of all others
 (backend/cpu/bytecode/template.py), and most programs have no other."""
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from typing import Any, NamedTuple
 
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec
 from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
-from anyshape.backend.cpu.bytecode.encode_recurrence import (
-    ByteRecurrenceSpec,
-    RecurrenceSpec,
-    byte_recurrence_words,
-    recurrence_words,
-)
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ops.convolution import CONVOLUTIONS
@@ -43,10 +37,4 @@ def encoded_step(number: int, step: LibraryStep, places: tuple[tuple[int, int], 
         return EncodedStep(partial(grouped_conv_words, machine, conv), conv.dtype)
     if step.op in ROUTING:
         return EncodedStep(partial(routing_words, RoutingSpec(number, step.op, dtype, places)), "")
-    if step.op == "recurrence":
-        cell = RecurrenceSpec(number, attrs["cell"], attrs["reverse"], places, step.inputs[-1].type.dtype == "i64")
-        return EncodedStep(partial(recurrence_words, machine, cell), cell.dtype)
-    if step.op == "recurrence_bytes":
-        bytes_ = ByteRecurrenceSpec(number, bool(attrs["reverse"]), places)
-        return EncodedStep(partial(byte_recurrence_words, machine, bytes_), bytes_.dtype)
     return None

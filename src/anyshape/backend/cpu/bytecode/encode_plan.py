@@ -32,6 +32,7 @@ from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import OPERANDS, roles, wide
 from anyshape.ops.matmul import GROUPED, PRODUCTS
+from anyshape.ops.recurrence import RECURRENCES
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     CopyStep,
@@ -171,6 +172,8 @@ class PlanEncoder:
             return self.direct_conv(number, step)
         if step.op == "conv_bytes":
             return self.byte_conv(number, step)
+        if step.op in RECURRENCES:
+            return self.recurrence(number, step)
         from anyshape.backend.cpu.bytecode.encode_at_sizes import encoded_step  # most programs have no such step
         windows = (*step.inputs, *step.outputs)
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
@@ -283,9 +286,19 @@ class PlanEncoder:
             self.kind(BYTES), number, *attrs["kernel"], *attrs["stride"], *attrs["dilation"],
             *itertools.chain(*map(self.window, (*step.inputs, *step.outputs)))])
 
+    def recurrence(self, number: int, step: LibraryStep) -> list[int]:
+        from anyshape.backend.cpu.bytecode.encode_recurrence import FAMILIES, recurrence_words  # few programs have any
+        self.dtypes_found.append(FAMILIES[step.op])
+        words = recurrence_words(self.products.machine, number, step, self.slots, self.formulas.number)
+        # nothing is to be done without rows
+        return self.versions(number, [([self.formulas.number(step.inputs[0].type.shape[1] - 1)], words), ([], [])])
+
     def kernel(self, number: int, step: KernelStep) -> list[int]:
         """The piece of a kernel step."""
-        regimes = self.regimes(number, step)
+        return self.versions(number, self.regimes(number, step))
+
+    def versions(self, number: int, regimes: Sequence[tuple[list[str], Sequence[Word]]]) -> list[int]:
+        """The piece of a step of which there are versions: conditions that are to be at least 0, and words."""
         if len(regimes) == 1 and not regimes[0][0]:
             return self.words(regimes[0][1])
         body: list[Word] = []
@@ -300,7 +313,7 @@ class PlanEncoder:
         return self.piece(template.REGIMES, [number, count, *body])
 
     def regimes(self, number: int, step: KernelStep) -> list[tuple[list[str], list[Word]]]:
-        """The versions of a kernel step: conditions that are to be at least 0, and words."""
+        """The versions of a kernel step."""
         choices: list[tuple[list[str], list[Word]]] = []
         for regime in step.regimes:
             params: list[Word] = []

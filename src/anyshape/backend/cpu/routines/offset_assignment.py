@@ -22,29 +22,31 @@ from anyshape.backend.cpu.native.records import Array, copy_bytes, fill_zero, i6
 
 
 def search(count: int, fixed: int, columns: Array[i64], wall: int, bound: int, good: int, top: int, room: Array[i64],
-           starts: Array[i64], near: Array[i64]) -> int:
+           starts: Array[i64], near: Array[i64], repairs: int) -> int:
     """The lowest top that a search finds, or `top` if none is below it. The first word of `room` (1 + 9 * count words)
     says whether there is a layout, the next `count` words are its offsets. `columns`: bytes, first and last steps and
-    offsets of all; the first `fixed` have their places. `good`: a top that is not improved. The rest is as for
-    `place`."""
-    room[0] = 0
-    for way in range(7):
-        kind = BY_SIZE
-        ceiling = 0
-        if way == 1:
-            kind = BY_AREA
-        elif way == 2:
-            kind = BY_POWER
-            ceiling = bound // 64 * 64
-        elif way == 3:
-            kind = BY_POWER_BETWEEN
-            ceiling = bound // 64 * 64
-        elif way < 6 and way > 3:
-            kind = BY_BIRTH
-        sort(count, fixed, columns, kind, room)
-        top = minimum(top, attempt(count, fixed, columns, wall, way >= 5, ceiling, top, room, starts, near))
-        if top <= good:
-            return top
+    offsets of all; the first `fixed` have their places. `good`: a top that is not improved. `repairs`: 0 for the greedy
+    searches; else the rest, which goes on with the `top` and the `room` that they left. The rest is as for `place`."""
+    if repairs == 0:
+        room[0] = 0
+        for way in range(7):
+            kind = BY_SIZE
+            ceiling = 0
+            if way == 1:
+                kind = BY_AREA
+            elif way == 2:
+                kind = BY_POWER
+                ceiling = bound // 64 * 64
+            elif way == 3:
+                kind = BY_POWER_BETWEEN
+                ceiling = bound // 64 * 64
+            elif way < 6 and way > 3:
+                kind = BY_BIRTH
+            sort(count, fixed, columns, kind, room)
+            top = minimum(top, attempt(count, fixed, columns, wall, way >= 5, ceiling, top, room, starts, near))
+            if top <= good:
+                return top
+        return top
     for start in range(4):
         kind = BY_SIZE
         if start == 2:
@@ -77,6 +79,29 @@ def live_peak(count: int, columns: Array[i64], steps: int, changes: Array[i64]) 
         live += changes[at]
         most = maximum(most, live)
     return most
+
+
+def apart(count: int, starts: Array[i64], sizes: Array[i64], which: Array[i64], alive: int, pairs: Array[i64],
+          kept: int) -> int:
+    """The judge of layouts at given sizes (plan/layout_judge.py), which calls nothing that assigns offsets. 1 where
+    `count` buffers lie apart, else 0: each at a multiple of 64 from 0 on and below 2^62, across no border at `kept`,
+    and no two that are alive together share a byte. Buffer i begins at `starts[i]` and has `sizes[which[i]]` bytes,
+    below 2^62; `pairs`: `alive` buffers, then for each one the other that is alive with it."""
+    for i in range(count):
+        start = starts[i]
+        if start < 0 or start >= 4611686018427387904:
+            return 0
+        if start != (start & -64):
+            return 0
+        if start < kept and kept < start + sizes[which[i]]:
+            return 0
+    for k in range(alive):
+        one = pairs[k]
+        other = pairs[alive + k]
+        end = minimum(starts[one] + sizes[which[one]], starts[other] + sizes[which[other]])
+        if maximum(starts[one], starts[other]) < end:
+            return 0
+    return 1
 
 
 def attempt(count: int, fixed: int, columns: Array[i64], wall: int, lowest: int, ceiling: int, top: int,
