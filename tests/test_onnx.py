@@ -463,6 +463,53 @@ def test_sizes_that_are_divided_are_one_program_until_a_call_divides_a_negative_
         same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
 
 
+def test_sizes_computed_in_floats_are_formulas():
+    """As models do that scale an image: Cast, Mul by 1.5, Floor, Cast."""
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["n"]), node("Cast", ["n"], ["f"], to=FLOAT), node("Mul", ["f", "c"], ["scaled"]),
+             node("Floor", ["scaled"], ["low"]), node("Cast", ["low"], ["rows"], to=INT64),
+             node("Div", ["f", "three"], ["third"]), node("Ceil", ["third"], ["high"]),
+             node("Cast", ["high"], ["columns"], to=INT64), node("Sub", ["third", "c"], ["less"]),
+             node("Cast", ["less"], ["toward_zero"], to=INT64), node("Concat", ["rows", "columns"], ["shape"], axis=0),
+             node("ConstantOfShape", ["shape"], ["zeros"]), node("Greater", ["f", "three"], ["more"]),
+             node("Concat", ["scaled", "less", "c"], ["floats"], axis=0)]
+    made = model(nodes, {"x": ["n"]}, ["zeros", "floats", "toward_zero", "more"],
+                 {"c": np.array([1.5], np.float32), "three": np.array([3], np.float32)},
+                 kinds={"toward_zero": INT64, "more": BOOL})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    for count in (7, 6, 31, 32, 33):
+        same(made, compiled, {"x": np.zeros(count, np.float32)})
+    assert anyshape.stats()["programs"] - before <= 2
+    for count in (4, 3, 1, 0):  # the quotient below 0 rounds up
+        same(made, compiled, {"x": np.zeros(count, np.float32)})
+
+
+def test_a_number_that_a_loop_counts_is_a_size_of_its_body():
+    """A decoder that writes one row a turn, and counts turns in floats: not a program for each turn."""
+    node = helper.make_node
+    counts = [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", BOOL, []),
+              helper.make_tensor_value_info("k", INT64, [])]
+    body = helper.make_graph(
+        [node("Cast", ["k"], ["f"], to=FLOAT), node("Add", ["f", "one"], ["g"]), node("Cast", ["g"], ["k1"], to=INT64),
+         node("Unsqueeze", ["k", "axis"], ["from"]), node("Unsqueeze", ["from", "axis"], ["column"]),
+         node("Expand", ["column", "ones"], ["place"]), node("Unsqueeze", ["k1", "axis"], ["to"]),
+         node("Slice", ["x", "from", "to", "axis"], ["row"]), node("Mul", ["row", "row"], ["square"]),
+         node("ScatterElements", ["t", "place", "square"], ["t1"], axis=0), node("Identity", ["go"], ["go1"])], "body",
+        [*counts, helper.make_tensor_value_info("t", FLOAT, None)],
+        [helper.make_tensor_value_info("go1", BOOL, []), helper.make_tensor_value_info("k1", INT64, []),
+         helper.make_tensor_value_info("t1", FLOAT, None)])
+    nodes = [node("Shape", ["x"], ["n"], start=0, end=1), node("Squeeze", ["n"], ["count"]),
+             node("Loop", ["count", "", "zero", "x"], ["k9", "y"], body=body)]
+    made = model(nodes, {"x": ["n", 3]}, ["y"], {"one": np.float32(1), "axis": np.array([0]), "zero": np.int64(0),
+                                                 "ones": np.array([1, 3])})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    for count in (9, 4, 17):
+        same(made, compiled, {"x": np.random.default_rng(4).random((count, 3), np.float32)})
+    assert anyshape.stats()["programs"] - before <= 5, "turns 0 and 1, and all others"
+
+
 def test_a_model_that_does_not_take_small_sizes_is_loaded(tmp_path):
     node, draw = helper.make_node, np.random.default_rng(0)
     nodes = [node("Conv", ["x", "w"], ["a"], strides=[2]), node("Relu", ["a"], ["b"]),
