@@ -12,12 +12,12 @@ from typing import Any
 from anyshape.base.errors import AnyShapeError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.ops.extern import check_template
-from anyshape.runtime.numpy_ops import convolution, elements, pooling, recurrent, resize
+from anyshape.runtime.numpy_ops import convolution, elements, pairwise, pooling, recurrent, resize
 
 OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
 _OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "aten.convolution.default": convolution.aten_convolution,
-    **elements.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
+    **elements.OPERATORS, **pairwise.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
 })
 _OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})
 _KINDS = ("operand", "list", "none", "int", "float", "bool", "str", "dtype", "permuted", "memory_format", "layout",
