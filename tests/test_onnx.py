@@ -485,6 +485,24 @@ def test_sizes_computed_in_floats_are_formulas():
         same(made, compiled, {"x": np.zeros(count, np.float32)})
 
 
+def test_slices_that_count_by_sizes_from_the_back():
+    """x[-n:] as decoders have it, which is all of x where n is 0; and bounds of either sign."""
+    node = helper.make_node
+    nodes = [node("Shape", ["y"], ["n"]), node("Neg", ["n"], ["back"]), node("Sub", ["n", "three"], ["either"]),
+             node("Slice", ["x", "back", "far", "zero"], ["tail"]),
+             node("Slice", ["x", "zero", "back", "zero"], ["head"]),
+             node("Slice", ["x", "either", "far", "zero"], ["part"])]
+    made = model(nodes, {"x": ["m"], "y": ["n"]}, ["tail", "head", "part"],
+                 {"three": np.array([3]), "far": np.array([2**63 - 1]), "zero": np.array([0])})
+    compiled = anyshape.compile_onnx(made)
+    before, x = anyshape.stats()["programs"], np.arange(7, dtype=np.float32)
+    for count, whole in ((5, 7), (7, 7), (3, 3), (9, 7), (4, 1)):
+        same(made, compiled, {"x": x[:whole], "y": np.zeros(count, np.float32)})
+    assert anyshape.stats()["programs"] == before
+    for count in (0, 2, 1, 4):
+        same(made, compiled, {"x": x, "y": np.zeros(count, np.float32)})
+
+
 def test_a_number_that_a_loop_counts_is_a_size_of_its_body():
     """A decoder that writes one row a turn, and counts turns in floats: not a program for each turn."""
     node = helper.make_node

@@ -188,10 +188,12 @@ def _bound(c: Call, at: Size, size: Size, low: Size, high: Size) -> Size:
             return high if at > 0 else low
         at = at + size if at < 0 else at
     elif not prove_nonnegative(facts, at):
+        # where it may count from either end, there is a program for each: from the back is meant by -n, else the front
+        from_the_back = prove_at_most(facts, at, 0)
+        c.presume(-at - 1 if from_the_back else at)
+        facts = c.t.sizes.facts()
         if prove_at_most(facts, at, -1):
             at = at + size
-        else:  # it may count from either end; from the front is meant, which a call is checked for
-            c.assume(at)
     if not prove_at_most(facts, low, at):
         at = maximum(at, low)
     return at if prove_at_most(facts, at, high) else minimum(at, high)
