@@ -225,8 +225,9 @@ def test_bad_calls_are_refused():
     compiled = anyshape.compile_onnx(encoder())
     for bad in ((np.zeros((2, 3, 31), np.float32),), (np.zeros((2, 32), np.float32),), (np.zeros((2, 3, 32)),), (),
                 (np.zeros((2, 3, 32), np.float32), 1)):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError) as refused:
             compiled(*bad)
+        assert all((refused.value.what, refused.value.where, refused.value.why, refused.value.do))
 
 
 def relu(name: str = "x", **more: Any) -> Any:
