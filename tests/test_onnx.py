@@ -225,8 +225,9 @@ def test_bad_calls_are_refused():
     compiled = anyshape.compile_onnx(encoder())
     for bad in ((np.zeros((2, 3, 31), np.float32),), (np.zeros((2, 32), np.float32),), (np.zeros((2, 3, 32)),), (),
                 (np.zeros((2, 3, 32), np.float32), 1)):
-        with pytest.raises(InputError):
+        with pytest.raises(InputError) as refused:
             compiled(*bad)
+        assert all((refused.value.what, refused.value.where, refused.value.why, refused.value.do))
 
 
 def relu(name: str = "x", **more: Any) -> Any:
@@ -461,6 +462,71 @@ def test_sizes_that_are_divided_are_one_program_until_a_call_divides_a_negative_
     assert anyshape.stats()["programs"] == before
     for count in (0, 2, 1, 9):  # of -3 / 2 onnxruntime has -1
         same(made, compiled, {"x": np.zeros(count, np.float32), "y": line})
+
+
+def test_sizes_computed_in_floats_are_formulas():
+    """As models do that scale an image: Cast, Mul by 1.5, Floor, Cast."""
+    node = helper.make_node
+    nodes = [node("Shape", ["x"], ["n"]), node("Cast", ["n"], ["f"], to=FLOAT), node("Mul", ["f", "c"], ["scaled"]),
+             node("Floor", ["scaled"], ["low"]), node("Cast", ["low"], ["rows"], to=INT64),
+             node("Div", ["f", "three"], ["third"]), node("Ceil", ["third"], ["high"]),
+             node("Cast", ["high"], ["columns"], to=INT64), node("Sub", ["third", "c"], ["less"]),
+             node("Cast", ["less"], ["toward_zero"], to=INT64), node("Concat", ["rows", "columns"], ["shape"], axis=0),
+             node("ConstantOfShape", ["shape"], ["zeros"]), node("Greater", ["f", "three"], ["more"]),
+             node("Concat", ["scaled", "less", "c"], ["floats"], axis=0)]
+    made = model(nodes, {"x": ["n"]}, ["zeros", "floats", "toward_zero", "more"],
+                 {"c": np.array([1.5], np.float32), "three": np.array([3], np.float32)},
+                 kinds={"toward_zero": INT64, "more": BOOL})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    for count in (7, 6, 31, 32, 33):
+        same(made, compiled, {"x": np.zeros(count, np.float32)})
+    assert anyshape.stats()["programs"] - before <= 2
+    for count in (4, 3, 1, 0):  # the quotient below 0 rounds up
+        same(made, compiled, {"x": np.zeros(count, np.float32)})
+
+
+def test_slices_that_count_by_sizes_from_the_back():
+    """x[-n:] as decoders have it, which is all of x where n is 0; and bounds of either sign."""
+    node = helper.make_node
+    nodes = [node("Shape", ["y"], ["n"]), node("Neg", ["n"], ["back"]), node("Sub", ["n", "three"], ["either"]),
+             node("Slice", ["x", "back", "far", "zero"], ["tail"]),
+             node("Slice", ["x", "zero", "back", "zero"], ["head"]),
+             node("Slice", ["x", "either", "far", "zero"], ["part"])]
+    made = model(nodes, {"x": ["m"], "y": ["n"]}, ["tail", "head", "part"],
+                 {"three": np.array([3]), "far": np.array([2**63 - 1]), "zero": np.array([0])})
+    compiled = anyshape.compile_onnx(made)
+    before, x = anyshape.stats()["programs"], np.arange(7, dtype=np.float32)
+    for count, whole in ((5, 7), (7, 7), (3, 3), (9, 7), (4, 1)):
+        same(made, compiled, {"x": x[:whole], "y": np.zeros(count, np.float32)})
+    assert anyshape.stats()["programs"] == before
+    for count in (0, 2, 1, 4):
+        same(made, compiled, {"x": x, "y": np.zeros(count, np.float32)})
+
+
+def test_a_number_that_a_loop_counts_is_a_size_of_its_body():
+    """A decoder that writes one row a turn, and counts turns in floats: not a program for each turn."""
+    node = helper.make_node
+    counts = [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", BOOL, []),
+              helper.make_tensor_value_info("k", INT64, [])]
+    body = helper.make_graph(
+        [node("Cast", ["k"], ["f"], to=FLOAT), node("Add", ["f", "one"], ["g"]), node("Cast", ["g"], ["k1"], to=INT64),
+         node("Unsqueeze", ["k", "axis"], ["from"]), node("Unsqueeze", ["from", "axis"], ["column"]),
+         node("Expand", ["column", "ones"], ["place"]), node("Unsqueeze", ["k1", "axis"], ["to"]),
+         node("Slice", ["x", "from", "to", "axis"], ["row"]), node("Mul", ["row", "row"], ["square"]),
+         node("ScatterElements", ["t", "place", "square"], ["t1"], axis=0), node("Identity", ["go"], ["go1"])], "body",
+        [*counts, helper.make_tensor_value_info("t", FLOAT, None)],
+        [helper.make_tensor_value_info("go1", BOOL, []), helper.make_tensor_value_info("k1", INT64, []),
+         helper.make_tensor_value_info("t1", FLOAT, None)])
+    nodes = [node("Shape", ["x"], ["n"], start=0, end=1), node("Squeeze", ["n"], ["count"]),
+             node("Loop", ["count", "", "zero", "x"], ["k9", "y"], body=body)]
+    made = model(nodes, {"x": ["n", 3]}, ["y"], {"one": np.float32(1), "axis": np.array([0]), "zero": np.int64(0),
+                                                 "ones": np.array([1, 3])})
+    compiled = anyshape.compile_onnx(made)
+    before = anyshape.stats()["programs"]
+    for count in (9, 4, 17):
+        same(made, compiled, {"x": np.random.default_rng(4).random((count, 3), np.float32)})
+    assert anyshape.stats()["programs"] - before <= 5, "turns 0 and 1, and all others"
 
 
 def test_a_model_that_does_not_take_small_sizes_is_loaded(tmp_path):

@@ -41,6 +41,22 @@ def checked(op: str, operands: list[str], inputs: dict[str, Any], outputs: list[
     assert anyshape.stats()["programs"] <= programs + 2  # a length of 1 that meets another has its own
 
 
+@pytest.mark.parametrize("flags", [2, 5, 12, 15])
+def test_products_of_operands_that_are_turned_as_they_are_read(flags):
+    trans_a, trans_b, batch_a, batch_b = (flags >> place & 1 for place in range(4))
+
+    def shape(rows: Any, columns: Any, batch: Any, turned: int, moved: int) -> list[Any]:
+        rows, columns = (columns, rows) if turned else (rows, columns)
+        return [rows, *batch, columns] if moved else [*batch, rows, columns]
+
+    def shapes(b: Any, m: Any) -> dict[str, Any]:
+        return {"x": shape(m, 4, [b, 2], trans_a, batch_a), "y": shape(4, 6, [b, 2], trans_b, batch_b)}
+
+    checked("FusedMatMul", ["x", "y"], shapes("b", "m"), ["z"], {},
+            [{name: floats(*dims) for name, dims in shapes(b, m).items()} for b, m in ((3, 5), (1, 2))],
+            transA=trans_a, transB=trans_b, transBatchA=batch_a, transBatchB=batch_b, alpha=0.5)
+
+
 def test_attention_with_masks_and_a_past():
     feeds = [{"x": floats(b, s, 8), "m": np.tri(b, s + p, s + p - 1, dtype=np.int32), "p": floats(2, b, 2, p, 4)}
              for b, s, p in ((2, 5, 3), (1, 1, 1), (3, 7, 0))]

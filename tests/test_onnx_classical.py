@@ -12,6 +12,7 @@ pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
 
 import anyshape  # noqa: E402
+from anyshape.runtime.numpy_ops.pairwise import coupled  # noqa: E402
 
 FLOAT, DOUBLE, INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 
@@ -200,6 +201,35 @@ def test_support_vectors_vote_by_pairs(kernel):
     one = anyshape.compile_onnx(model("SVMRegressor", n_supports=6, kernel_type=kernel, rho=[0.5], coefficients=weights[
         0].tolist(), kernel_params=[gamma, bias, degree], support_vectors=vectors.ravel().tolist()))(x)
     np.testing.assert_allclose(one, near @ weights[:1].T + 0.5, rtol=1e-4, atol=1e-4)
+
+
+def test_probabilities_of_classes_are_coupled_out_of_those_of_pairs():
+    """Pairs that agree are those of one line of probabilities; the others are onnxruntime's."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    draw = np.random.default_rng(0)
+    wanted = draw.dirichlet(np.ones(4), 5)
+    first, second = np.triu_indices(4, 1)
+    pairs = wanted[:, first] / (wanted[:, first] + wanted[:, second])
+    np.testing.assert_allclose(coupled(pairs), wanted, atol=0.02)
+    np.testing.assert_allclose(coupled(np.array([[0.9], [0.25]])), [[0.9, 0.1], [0.25, 0.75]], atol=1e-4)
+    with pytest.raises(ValueError, match="no pairs of classes"):
+        coupled(np.ones((2, 2)))
+    for per in ([2, 3], [1, 2, 3]):
+        kinds, vectors = len(per), draw.standard_normal((sum(per), 4)).astype(np.float32)
+        made = model(
+            "SVMClassifier", (INT64, FLOAT), classlabels_ints=[1, 5, 6][:kinds], vectors_per_class=per,
+            kernel_type="RBF", rho=[0.1, -0.2, 0.3][:kinds * (kinds - 1) // 2], kernel_params=[0.3, 0.0, 0.0],
+            prob_a=[-1.5, -2.0, -0.5][:kinds * (kinds - 1) // 2], prob_b=[0.1, 0.2, -0.3][:kinds * (kinds - 1) // 2],
+            coefficients=draw.standard_normal((kinds - 1) * sum(per)).tolist(),
+            support_vectors=vectors.ravel().tolist())
+        session, compiled = onnxruntime.InferenceSession(made.SerializeToString()), anyshape.compile_onnx(made)
+        before = anyshape.stats()["programs"]
+        for count in (7, 1, 0):
+            x = draw.standard_normal((count, 4)).astype(np.float32)
+            for have, want in zip(compiled(x), session.run(None, {"x": x}), strict=True):
+                assert have.dtype == want.dtype
+                np.testing.assert_allclose(have, want, 1e-4, 1e-5)
+        assert anyshape.stats()["programs"] == before
 
 
 # ---- scalers and encoders

@@ -7,17 +7,18 @@ A rule returns None, or raises Unknown, where the program has to compute the ten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from anyshape.frontend.aten.table import is_float
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, Condition
 from anyshape.frontend.symbols import known as k
-from anyshape.frontend.symbols.known import MOST, Known, Unknown, known
+from anyshape.frontend.symbols.known import MOST, Known, Ratio, Unknown, known
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
-from anyshape.sym.expr import Expr, product
+from anyshape.sym.expr import Expr, floordiv, product
 from anyshape.sym.prover import prove_nonnegative
 
 Fold = Callable[[Call], Any]
@@ -83,6 +84,8 @@ def _whole(*operands: Known) -> bool:
 def _arithmetic(function: Callable[..., Any]) -> Fold:
     def rule(c: Call) -> Any:
         operands = [c.at(place) for place in range(len(c.inputs))]
+        if is_float(operands[0].dtype) and any(one.symbolic for one in operands):
+            return _floats(c.name, operands)
         if not _whole(*operands) or operands[0].dtype == "bool":
             return None
         result = operands[0]
@@ -98,6 +101,16 @@ def _arithmetic(function: Callable[..., Any]) -> Fold:
             result = k.each(lambda a, b: function(c.t.sizes.facts(), a, b), result, other, dtype=result.dtype)
         return result
     return rule
+
+
+def _floats(name: str, operands: Sequence[Known]) -> Any:
+    """Arithmetic of floats that are made of sizes; exact where these are below 2^24."""
+    if name not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    result = operands[0]
+    for other in operands[1:]:
+        result = k.each(lambda a, b: k.rational_arithmetic(name, a, b), result, other, dtype=result.dtype)
+    return result
 
 
 folds("Add", "Sum")(_arithmetic(lambda facts, a, b: a + b))
@@ -132,9 +145,24 @@ def absolute(c: Call) -> Any:
     return k.each(one, c.at(0), dtype=c.at(0).dtype) if _whole(c.at(0)) else None
 
 
+@folds("Floor", "Ceil")
+def floor(c: Call) -> Any:
+    one = c.at(0)
+    if not one.symbolic:
+        return None
+
+    def rounded(item: Any) -> Any:
+        if not isinstance(item, Ratio):
+            return item if isinstance(item, Expr) else float(math.floor(item) if c.name == "Floor" else math.ceil(item))
+        return floordiv(item.over, item.under) if c.name == "Floor" else -floordiv(-item.over, item.under)
+    return k.each(rounded, one, dtype=one.dtype)
+
+
 def _comparison(name: str) -> Fold:
     def rule(c: Call) -> Any:
-        a, b = c.at(0), c.at(1)
+        a, b = (_integral(c.at(place)) for place in range(2))
+        if a is None or b is None:
+            return None
         if not (a.symbolic or b.symbolic) and not _whole(a, b):
             return None
         try:
@@ -144,6 +172,18 @@ def _comparison(name: str) -> Fold:
                 c.ask(Condition(name, a.items()[0], b.items()[0]))
             raise
     return rule
+
+
+def _integral(one: Known) -> Known | None:
+    """An operand of a comparison with sizes: whole floats as whole numbers; None where there is a fraction in it."""
+    if not one.symbolic and not (is_float(one.dtype) and one.array.size == 1 and float(one.items()[0]).is_integer()):
+        return one
+    items = one.items()
+    if any(isinstance(item, Ratio) or (isinstance(item, float) and not item.is_integer()) for item in items):
+        return None
+    array = np.empty(len(items), object)
+    array[:] = [item if isinstance(item, Expr) else int(item) for item in items]
+    return Known(array.reshape(one.shape), one.dtype)
 
 
 for _operator, _name in (("Equal", "eq"), ("Less", "lt"), ("LessOrEqual", "le"), ("Greater", "gt"),
@@ -169,6 +209,13 @@ def where(c: Call) -> Any:
     return k.each(lambda condition, a, b: a if condition else b, c.at(0), c.at(1), c.at(2), dtype=c.at(1).dtype)
 
 
+def _truncated(c: Call, item: Any) -> Any:
+    if not isinstance(item, Ratio):
+        return item if isinstance(item, Expr) else int(item)
+    c.presume(item.over)  # rounds toward zero: a formula for each sign
+    return k.divided(c.t.sizes.facts(), item.over, item.under)
+
+
 SIZED = ("i64", "i32", "f32", "f64")  # a formula of sizes may have: models cast lengths to floats, for `Range` mostly
 
 
@@ -177,7 +224,11 @@ def cast(c: Call) -> Any:
     one = c.at(0)
     dtype = c.at(1).dtype if c.name == "CastLike" else ELEMENTS.get(c.attr("to"), "")
     if one.symbolic:
-        return Known(one.array, dtype) if dtype in SIZED and one.dtype in SIZED else None
+        if dtype not in SIZED or one.dtype not in SIZED:
+            return None
+        if is_float(one.dtype) and not is_float(dtype):
+            return k.each(lambda item: _truncated(c, item), one, dtype=dtype)
+        return Known(one.array, dtype)
     if not _whole(one) and one.dtype not in ("f32", "f64", "f16"):
         return None
     if dtype not in ("i64", "i32", "f32", "f64", "f16", "bool", "i8", "i16", "u8", "bf16"):

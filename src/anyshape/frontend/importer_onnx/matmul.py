@@ -93,13 +93,18 @@ def matmul_row(c: Call) -> Any:
     return matmul(c, c.value(0), c.value(1))
 
 
+def _fused_operand(c: Call, place: int, letter: str) -> Value:
+    """An operand of FusedMatMul; transBatch: its first dim stands behind the batches."""
+    x = c.value(place)
+    rank = x.tensor.rank
+    if c.attr(f"transBatch{letter}", 0) and rank > 2:
+        x = c.t.permute(x, (*range(1, rank - 1), 0, rank - 1))
+    return turned(c.t, x) if c.attr(f"trans{letter}", 0) and rank > 1 else x
+
+
 @translates("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(c: Call) -> Any:
-    a, b = c.value(0), c.value(1)
-    if c.attr("transBatchA", 0) or c.attr("transBatchB", 0):
-        raise Decline("batches that are transposed")
-    a = turned(c.t, a) if c.attr("transA", 0) else a
-    b = turned(c.t, b) if c.attr("transB", 0) else b
+    a, b = (_fused_operand(c, place, letter) for place, letter in enumerate("AB"))
     found = matmul(c, a, b)
     alpha = float(c.attr("alpha", 1.0))
     return found if alpha == 1.0 else c.op("mul", found, alpha)

@@ -12,7 +12,7 @@ from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
-from anyshape.frontend.symbols.known import Known
+from anyshape.frontend.symbols.known import Known, Ratio
 from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
@@ -173,8 +173,8 @@ def _counts(c: Call) -> bool:
     """Whether a range of floats goes over sizes, in whole steps."""
     operands = [c.at(place) for place in range(3)]
     items = [one.items()[0] if isinstance(one, Known) else 0.5 for one in operands]
-    return any(isinstance(one, Expr) for one in items) and all(isinstance(one, Expr) or one == int(one)
-                                                               for one in items)
+    return any(isinstance(one, Expr) for one in items) and all(
+        isinstance(one, Expr) or (not isinstance(one, Ratio) and one == int(one)) for one in items)
 
 
 # ---- slices
@@ -188,10 +188,12 @@ def _bound(c: Call, at: Size, size: Size, low: Size, high: Size) -> Size:
             return high if at > 0 else low
         at = at + size if at < 0 else at
     elif not prove_nonnegative(facts, at):
+        # where it may count from either end, there is a program for each: from the back is meant by -n, else the front
+        from_the_back = prove_at_most(facts, at, 0)
+        c.presume(-at - 1 if from_the_back else at)
+        facts = c.t.sizes.facts()
         if prove_at_most(facts, at, -1):
             at = at + size
-        else:  # it may count from either end; from the front is meant, which a call is checked for
-            c.assume(at)
     if not prove_at_most(facts, low, at):
         at = maximum(at, low)
     return at if prove_at_most(facts, at, high) else minimum(at, high)

@@ -17,7 +17,7 @@ from anyshape.frontend.aten.table import Decline, Translator, is_float
 from anyshape.frontend.importer.untraced_extern import extern_call, translated
 from anyshape.frontend.importer_onnx.model import MICROSOFT as MICROSOFT
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
-from anyshape.frontend.symbols.known import Known, known
+from anyshape.frontend.symbols.known import Known, Ratio, known
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.ir.graph import Attr, Value
 from anyshape.ir.types import TensorType
@@ -203,7 +203,8 @@ class Call:
             if one.dtype == "bool" or not items:
                 raise Decline("a condition of sizes as a tensor")
             if is_float(one.dtype):
-                return self.t.cast(self._from_known(Known(one.array, "i64")), one.dtype)
+                floats = [self._float(item, one.dtype) for item in items]
+                return self.t.reshape(self.op("concat", *floats, dim=0) if len(floats) > 1 else floats[0], one.shape)
             if len(set(items)) == 1:
                 return self.t.full(items[0], one.shape, one.dtype)
             parts = [self.t.full(item, (1,), one.dtype) for item in items]
@@ -217,12 +218,21 @@ class Call:
                                else float(one.array.reshape(-1)[0]), one.shape, one.dtype)
         return self.constant(one.array, one.dtype)
 
+    def _float(self, item: Any, dtype: str) -> Value:
+        """A float of sizes, as a line of one element."""
+        if not isinstance(item, (Expr, Ratio)):
+            return self.t.full(float(item), (1,), dtype)
+        over = self.t.cast(self.t.full(item if isinstance(item, Expr) else item.over, (1,), "i64"), dtype)
+        return over if isinstance(item, Expr) else self.op("div", over, float(item.under))
+
     # ---- numbers
 
     def sizes(self, place: int, limit: int = 1 << 62) -> tuple[Size, ...]:
         """The elements of an operand as sizes, below a limit."""
         found = self.at(place)
         if isinstance(found, Known):
+            if any(isinstance(item, Ratio) for item in found.items()):
+                raise NeedsNumber(self.node.inputs[place])
             items = [item if isinstance(item, Expr) else int(item) for item in found.items()]
             if any(isinstance(item, int) and abs(item) >= limit for item in items):
                 raise VerifyError(f"{self.node} has a size that is too large", why=f"sizes are below {limit}")

@@ -167,8 +167,9 @@ class Walk:
         self.inlined = 0
         # the inputs that a value is made of; and those whose elements may be asked for in its place
         self.roots: dict[str, frozenset[str]] = {entry.name: frozenset((entry.name,)) for entry in entries}
-        self.small = {entry.name for entry in entries if isinstance(entry.kind, TensorType) and not entry.kind.shape
-                      and kind_of(entry.kind.dtype) in ("int", "uint", "bool")}
+        self.small = {entry.name for entry in entries if isinstance(entry.kind, (TensorType, Known))
+                      and not entry.kind.shape and kind_of(entry.kind.dtype) in ("int", "uint", "bool")
+                      and (isinstance(entry.kind, TensorType) or entry.kind.symbolic)}
         self.graph_inputs = {entry.name for entry in entries}
         self.promised: dict[str, TensorType] = {}  # what is known of what the host gives
         for entry in entries:
@@ -193,7 +194,7 @@ class Walk:
 
     def _settled(self, size: Any) -> Any:
         for _ in range(16):
-            if isinstance(size, int) or not symbols_of(size) & self.equal.keys():
+            if not isinstance(size, Expr) or not symbols_of(size) & self.equal.keys():
                 return size
             size = substitute(size, self.equal)
         return size
@@ -239,8 +240,8 @@ class Walk:
                 continue
             except NeedsSize as need:
                 roots = self.roots.get(need.name, frozenset())
-                if roots and roots <= self.small:
-                    raise NeedsNumber(min(roots)) from need
+                if roots and roots <= self.small:  # as sizes first, and as numbers where these do not do
+                    raise (NeedsNumber if isinstance(need, NeedsNumber) else NeedsSize)(min(roots)) from need
                 if need.name in self.graph_inputs:
                     raise
                 why = why or f"{node} needs the elements of {need.name}"

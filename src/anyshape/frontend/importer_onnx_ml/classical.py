@@ -7,6 +7,7 @@ Numbers are those of onnxruntime's CPU kernels, where the standard leaves them o
 """
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from anyshape.frontend.importer_onnx.model import CLASSICAL
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
+from anyshape.ir.types import TensorType
 from anyshape.torch_compat import aten
 
 
@@ -185,8 +187,8 @@ def svm_regressor(c: Call) -> Any:
 def svm_classifier(c: Call) -> Any:
     named = labels(c, "classlabels_ints")
     per, weights = c.attr("vectors_per_class") or (), np.asarray(c.attr("coefficients") or (), np.float32)
-    if c.attr("prob_a") or not per or c.attr("post_transform", "NONE") != "NONE" or len(named) < 2:
-        raise Decline("probabilities of pairs, or a linear model of support vectors")
+    if not per or c.attr("post_transform", "NONE") != "NONE" or len(named) < 2:
+        raise Decline("a transform of the scores, or a linear model of support vectors")
     count, kinds = sum(per), len(named)
     pairs = [(i, j) for i in range(kinds) for j in range(i + 1, kinds)]
     rho = c.attr("rho") or ()
@@ -210,7 +212,20 @@ def svm_classifier(c: Call) -> Any:
         base[j] += 1
     votes = _added(c, matmul(c, wins, constant(c, sign, "f32")), base)
     label = chosen(c, votes, named)
+    if slopes := c.attr("prob_a"):
+        return label, _probabilities(c, scores, slopes, c.attr("prob_b") or ())
     return label, c.op("concat", c.op("neg", scores), scores, dim=1) if kinds == 2 else scores
+
+
+def _probabilities(c: Call, scores: Value, slopes: Any, constants: Any) -> Value:
+    """Of each class, by Platt's sigmoid of each pair's score and pairwise coupling."""
+    samples, count = scores.tensor.shape
+    if len(slopes) != count or len(constants) != count:
+        raise wrong(c, f"prob_a and prob_b have {len(slopes)} and {len(constants)} numbers for {count} pairs")
+    moved = _added(c, c.t.pointwise("mul", scores, constant(c, slopes, "f32"), dtype="f32"), constants)
+    pairs = c.op("minimum", c.op("maximum", c.op("sigmoid", c.op("neg", moved)), 1e-7), 1 - 1e-7)
+    kinds = (1 + math.isqrt(1 + 8 * len(slopes))) // 2
+    return c.extern("onnx.coupled", pairs, types=TensorType("f32", (samples, kinds)))  # type: ignore[no-any-return]
 
 
 # ---- scalers and encoders

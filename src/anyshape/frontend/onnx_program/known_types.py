@@ -12,7 +12,7 @@ from typing import Any
 
 from anyshape.frontend.importer_onnx.model import clean
 from anyshape.frontend.importer_onnx.walk import Imported
-from anyshape.frontend.symbols.known import Comparison, Known
+from anyshape.frontend.symbols.known import Comparison, Known, Ratio
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, symbol, symbols_of
 
@@ -49,4 +49,4 @@ def _named(size: Size, bound: frozenset[str]) -> Size:
 
 
 def _is_formula(item: Any, bound: frozenset[str]) -> bool:
-    return isinstance(item, (int, float)) or (not isinstance(item, Comparison) and symbols_of(item) <= bound)
+    return isinstance(item, (int, float)) or (not isinstance(item, (Comparison, Ratio)) and symbols_of(item) <= bound)

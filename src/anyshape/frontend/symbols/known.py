@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anyshape.frontend.symbols.numpy_arrays import dtype_of, numpy_dtype
-from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod
+from anyshape.sym.expr import Expr, Size, divide, floordiv, maximum, minimum, mod
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_equal, prove_nonnegative
 
@@ -50,6 +50,14 @@ class Comparison:
         self.way, self.a, self.b = way, a, b
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """An element of a Known of floats: a formula over a whole number above 1 that does not divide it."""
+
+    over: Expr
+    under: int
+
+
 class Unknown(Exception):
     """A fold that has no formula: the tensor is computed by the program."""
 
@@ -58,7 +66,7 @@ def known(array: Any, dtype: str | None = None) -> Known:
     """An array as a Known; one of objects without formulas becomes one of numbers."""
     found = np.asarray(array)
     if found.dtype == object and dtype not in (None, "string"):
-        if not any(isinstance(item, (Expr, Comparison)) for item in found.reshape(-1)):
+        if not any(isinstance(item, (Expr, Comparison, Ratio)) for item in found.reshape(-1)):
             found = found.astype(numpy_dtype(str(dtype)))
     return Known(found, dtype_of(found) if dtype is None else dtype)
 
@@ -82,6 +90,52 @@ def each(function: Callable[..., Any], *operands: Known, dtype: str) -> Known:
     for index in np.ndindex(*result.shape):
         result[index] = function(*(array[index] for array in arrays))
     return known(result, dtype)
+
+
+# ---- arithmetic of floats
+
+
+MOST_UNDER = 1024  # of a factor, which is then one that floats hold: 0.5, not 0.1
+
+
+def rational(item: Any) -> tuple[Size, int]:
+    """A float of sizes as a quotient: what is over the line, and what is under it, at least 1."""
+    if isinstance(item, Expr):
+        return item, 1
+    if isinstance(item, Ratio):
+        return item.over, item.under
+    if not math.isfinite(item):
+        raise Unknown
+    over, under = float(item).as_integer_ratio()
+    if under > MOST_UNDER:
+        raise Unknown
+    return over, under
+
+
+def quotient(over: Size, under: int) -> Any:
+    """`over / under`, under != 0, as an element of floats."""
+    if under < 0:
+        over, under = -over, -under
+    if not isinstance(over, Expr):
+        return over / under
+    whole, rest = divide(over, under)
+    if rest == 0:
+        return whole if isinstance(whole, Expr) else float(whole)
+    if under > MOST_UNDER:
+        raise Unknown
+    return Ratio(over, under)
+
+
+def rational_arithmetic(name: str, a: Any, b: Any) -> Any:
+    """Add, Sub, Mul or Div of floats of sizes."""
+    (over, under), (other, below) = rational(a), rational(b)
+    if name in ("Add", "Sub"):
+        return quotient(over * below + (other if name == "Add" else -other) * under, under * below)
+    if name == "Mul":
+        return quotient(over * other, under * below)
+    if isinstance(other, Expr) or other == 0:
+        raise Unknown
+    return quotient(over * below, under * other)
 
 
 # ---- arithmetic of whole numbers

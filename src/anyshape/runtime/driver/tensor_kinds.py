@@ -48,7 +48,8 @@ def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | Non
         do = "give it its memory before the call, for example with untyped_storage().resize_"
     else:
         return None
-    return InputError(f"input {position} of {plan.name} does not fit the compiled program", why=why, do=do)
+    return InputError(f"input {position} of {plan.name} does not fit the compiled program", where=plan.name, why=why,
+                      do=do)
 
 
 def device_of(plan: Plan, position: int) -> str:

@@ -12,12 +12,21 @@ from typing import Any
 from anyshape.base.errors import AnyShapeError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.ops.extern import check_template
-from anyshape.runtime.numpy_ops import convolution, elements, pooling, recurrent, resize, sampling, searching
+from anyshape.runtime.numpy_ops import (
+    convolution,
+    elements,
+    pairwise,
+    pooling,
+    recurrent,
+    resize,
+    sampling,
+    searching,
+)
 
 OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
 _OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "aten.convolution.default": convolution.aten_convolution,
-    **elements.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
+    **elements.OPERATORS, **pairwise.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
     **sampling.OPERATORS, **searching.OPERATORS, **searching.CHECKS,
 })
 _OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})

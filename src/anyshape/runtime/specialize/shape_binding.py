@@ -151,7 +151,7 @@ class Binder:
 
     def _fail(self, position: int, why: str) -> NoReturn:
         raise InputError(f"{self._input(position)} of {self.plan.name} does not fit the compiled program",
-                         why=renamed(why, self.names),
+                         where=self.plan.name, why=renamed(why, self.names),
                          do="call the program with arguments like those it was compiled for, or compile it again")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from anyshape.runtime.numpy_ops import pairwise
+
 # functions of numpy that a graph may name
 FUNCTIONS = frozenset((
     "add", "subtract", "multiply", "floor_divide", "remainder", "maximum", "minimum", "power", "less", "less_equal",
@@ -80,3 +82,8 @@ def topk(x: torch.Tensor, count: int, dim: int, largest: bool) -> tuple[torch.Te
 def optional(value: Any, default: Any) -> Any:
     """The value, or the default where there is none."""
     return default if value is None else value
+
+
+def coupled(pairs: torch.Tensor) -> torch.Tensor:
+    """Probabilities of classes out of those of pairs: as of runtime/numpy_ops/pairwise.py."""
+    return on_arrays(pairwise.coupled, pairs)  # type: ignore[no-any-return]

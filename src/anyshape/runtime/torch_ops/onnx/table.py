@@ -8,7 +8,7 @@ from anyshape.runtime.torch_ops.onnx import elements, images, recurrent, signal,
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "onnx.by_numpy": elements.by_numpy, "onnx.converted": elements.converted, "onnx.bits": elements.bits,
-    "onnx.topk": elements.topk,
+    "onnx.topk": elements.topk, "onnx.coupled": elements.coupled,
     "onnx.lstm": recurrent.lstm, "onnx.gru": recurrent.gru,
     "onnx.rnn": recurrent.rnn,
     "onnx.resize": images.resize, "onnx.grid_sample": images.grid_sample, "onnx.affine_grid": images.affine_grid,
