@@ -23,7 +23,7 @@ from anyshape.frontend.importer_stablehlo.callable import CompiledPart, Stablehl
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
 from anyshape.frontend.jax_jit import ffi_programs
 from anyshape.frontend.jax_jit.call_primitive import ProgramCall, equally_varying
-from anyshape.frontend.jax_jit.size_questions import Question, listening
+from anyshape.frontend.jax_jit.size_questions import Questions, listening
 from anyshape.frontend.jax_jit.size_search import SizeSearch
 from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of, told_again, told_by
 from anyshape.frontend.programs.session import Compilation
@@ -188,18 +188,18 @@ class FlatFunction:
         classes = search.started(avals, sizes) if self.specs is None else told_by(self.specs)
         trials = 0
         while True:
-            questions: dict[Question, None] = {}
+            questions = Questions()
             try:
                 exported = self._exported(classes, avals, questions)
-                narrower = search.answered(classes, questions, sizes)
+                narrower = search.answered(classes, questions.asked, sizes)
                 if narrower is not None:
                     classes = narrower
                     continue
                 if search.guesses:
                     classes = search.released(classes, lambda free: self._exports(free, avals, sizes))
-                    questions = {}
+                    questions = Questions()
                     exported = self._exported(classes, avals, questions)
-                classes = search.differing(classes, questions, sizes)
+                classes = search.differing(classes, questions.asked, sizes)
                 made = SizedProgram(classes, exported, self.compilation, self.config)
                 self.programs.append(made)
                 for reason in search.news():
@@ -209,9 +209,9 @@ class FlatFunction:
                 if not trials:
                     self._raise_own(avals)
                 trials += 1
-                narrower = search.answered(classes, questions, sizes)
+                narrower = search.answered(classes, questions.asked, sizes)
                 if narrower is None and self.specs is None:
-                    narrower = search.narrowed(classes, str(error), _first_line(error))
+                    narrower = search.narrowed(classes, str(error), _first_line(error), questions.last)
                 if narrower is None:
                     self._refuse(error)
                     return None
@@ -224,14 +224,14 @@ class FlatFunction:
                                             for aval in avals))
 
     def _exports(self, classes: SizeClasses, avals: Sequence[Any], sizes: Sizes) -> bool:
-        questions: dict[Question, None] = {}
+        questions = Questions()
         try:
             self._exported(classes, avals, questions)
         except Exception:  # of JAX or of the function
             return False
-        return not any(classes.compared(a, "==", b, sizes) for a, b in questions)
+        return not any(classes.compared(a, "==", b, sizes) for a, b in questions.asked)
 
-    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: dict[Question, None]) -> Any:
+    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: Questions) -> Any:
         """The function as JAX exports it. questions: takes what it asks of sizes."""
         specs = specs_of(classes, avals) if self.specs is None else told_again(self.specs, classes, self.constraints)
         with _as_part(), listening(questions):
