@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 import anyshape
 from anyshape.base.errors import ConfigError, InputError, Unsupported
-from anyshape.frontend.jax_jit import ffi_handler
+from anyshape.frontend.jax_jit import ffi_handler, flat_function
 
 DRAW = np.random.default_rng(0)
 W = {"w": DRAW.normal(size=(6, 4)).astype(np.float32)}
@@ -402,6 +402,21 @@ def test_compiled_functions_within_one_are_a_part_of_it(fast: Any) -> None:
     x = numbers(3, 5, 6)
     same(outer(x), layer(W, x)[0] * 3)
     assert grown(before, "programs") == 1
+
+
+def test_arrays_on_several_devices(fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results lie where the arguments were put; where that is several places, JAX runs the call."""
+    x, (device,) = jnp.asarray(numbers(3, 6)), jax.devices()[:1]
+    monkeypatch.setattr(flat_function, "_several_devices", lambda: True)
+    assert flat_function._devices([x, W["w"]]) == set()
+    assert flat_function._devices([x, jax.device_put(x, device)]) == {device}
+    same(fast(W, jax.device_put(x, device)), layer(W, x))
+    monkeypatch.setattr(flat_function, "_devices", lambda leaves: {0, 1})
+    with pytest.raises(Unsupported, match="several devices"):
+        fast(W, x)
+    before = anyshape.stats()
+    same(anyshape.jax.jit(layer)(W, x), layer(W, x))
+    assert grown(before, "eager_calls") == 1
 
 
 def test_what_jax_has_and_this_has_not(fast: Any) -> None:

@@ -22,7 +22,6 @@ from anyshape.frontend.aten.table import Decline, Mismatch, Translator
 from anyshape.frontend.importer.fx_to_graph import TABLES as ATEN
 from anyshape.frontend.importer.untraced_extern import extern_call
 from anyshape.frontend.importer_stablehlo import (
-    batch_norm,
     contract,
     control,
     elementwise,
@@ -47,7 +46,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, batch_norm, contract, control, elementwise, fold, gather, reduce, shapes, size_dialects)
+TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, reduce, shapes, size_dialects)
 
 MOST_CALLS = 64  # functions that are open at once
 MOST_EQUAL = 256

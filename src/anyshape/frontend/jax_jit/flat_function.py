@@ -10,6 +10,7 @@ What cannot be compiled runs as JAX runs it, and is counted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -154,7 +155,10 @@ class FlatFunction:
         sizes = tuple(size for aval in avals for size in aval.shape)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         program = self.known.get(sizes) or self._program(avals, sizes)
+        devices = set[Any]() if traced or not _several_devices() else _devices(leaves)
         refusal = self.refusal if program is None else program.refusal(leaves)
+        if len(devices) > 1:
+            refusal = "its arguments lie on several devices"
         if program is None or refusal:
             if self.config.strict:
                 raise Unsupported(f"{self.name} cannot run as compiled", where="anyshape.jax.jit", why=refusal,
@@ -162,7 +166,8 @@ class FlatFunction:
             self.compilation.ran_eagerly(refusal)
             return self.plain(*leaves)  # type: ignore[no-any-return]
         if not traced:
-            return program(leaves)
+            results = program(leaves)
+            return tuple(jax.device_put(results, *devices)) if devices else results
         return program.call_at(leaves, sizes, self)(
             [_array(leaf, aval.dtype) for leaf, aval in zip(leaves, avals, strict=True)])
 
@@ -306,6 +311,16 @@ def _gradient(function: Flat, of: Sequence[int], by: Sequence[int], count: int) 
         return tuple(back(list(gradients)))
 
     return gradient
+
+
+@functools.cache
+def _several_devices() -> bool:
+    return bool(jax.device_count() > 1)
+
+
+def _devices(leaves: Sequence[Any]) -> set[Any]:
+    """Where arrays lie that somebody has put somewhere: results belong there."""
+    return set[Any]().union(*(leaf.devices() for leaf in leaves if isinstance(leaf, jax.Array) and leaf.committed))
 
 
 @contextlib.contextmanager
