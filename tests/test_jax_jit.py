@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 import anyshape
 from anyshape.base.errors import ConfigError, InputError, Unsupported
-from anyshape.frontend.jax_jit import ffi_handler
+from anyshape.frontend.jax_jit import ffi_handler, flat_function
 
 DRAW = np.random.default_rng(0)
 W = {"w": DRAW.normal(size=(6, 4)).astype(np.float32)}
@@ -190,7 +190,9 @@ def test_what_a_function_asks_of_sizes_is_what_a_program_is_for(name: str, said:
 
 @pytest.mark.parametrize("function, rows", [
     (lambda x: x.reshape(-1, 4).sum(1), (8, 12, 4, 36)),
-    (lambda x: jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4).sum(1), (6, 5, 8, 1))])
+    (lambda x: jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4).sum(1), (6, 5, 8, 1)),
+    (lambda x: x.reshape(x.shape[0] // 4, 4, -1).sum(1), (8, 12, 4, 36)),
+    (lambda x: (sum(jnp.split(x, 4)), jax.nn.glu(x)), (8, 12, 4, 36))])  # JAX asks itself, and raises errors of its own
 def test_a_size_that_has_to_divide_is_left_open(function: Any, rows: tuple[int, ...]) -> None:
     """The program is for sizes that do; others raise as JAX does."""
     fast = anyshape.jax.jit(function, strict=True)
@@ -202,6 +204,16 @@ def test_a_size_that_has_to_divide_is_left_open(function: Any, rows: tuple[int, 
     assert grown(before, "programs") == 1
     with pytest.raises(TypeError, match="reshape"):
         anyshape.jax.jit(lambda x: x.reshape(-1, 4))(numbers(7))
+
+
+def test_comparisons_that_leave_one_size_make_it_a_number() -> None:
+    """jnp.linspace asks whether it is above 1, then whether it is 1, then takes it for 0."""
+    fast = anyshape.jax.jit(lambda x: jnp.linspace(0, 1, x.shape[0]) + x, strict=True)
+    before = anyshape.stats()
+    for rows in (3, 1, 7, 1, 2):
+        x = numbers(rows)
+        same(fast(x), jnp.linspace(0, 1, rows) + x)
+    assert grown(before, "programs") == 2
 
 
 def test_what_is_asked_of_a_size_that_was_guessed_to_be_a_number_does_not_keep_it_one() -> None:
@@ -390,6 +402,21 @@ def test_compiled_functions_within_one_are_a_part_of_it(fast: Any) -> None:
     x = numbers(3, 5, 6)
     same(outer(x), layer(W, x)[0] * 3)
     assert grown(before, "programs") == 1
+
+
+def test_arrays_on_several_devices(fast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results lie where the arguments were put; where that is several places, JAX runs the call."""
+    x, (device,) = jnp.asarray(numbers(3, 6)), jax.devices()[:1]
+    monkeypatch.setattr(flat_function, "_several_devices", lambda: True)
+    assert flat_function._devices([x, W["w"]]) == set()
+    assert flat_function._devices([x, jax.device_put(x, device)]) == {device}
+    same(fast(W, jax.device_put(x, device)), layer(W, x))
+    monkeypatch.setattr(flat_function, "_devices", lambda leaves: {0, 1})
+    with pytest.raises(Unsupported, match="several devices"):
+        fast(W, x)
+    before = anyshape.stats()
+    same(anyshape.jax.jit(layer)(W, x), layer(W, x))
+    assert grown(before, "eager_calls") == 1
 
 
 def test_what_jax_has_and_this_has_not(fast: Any) -> None:

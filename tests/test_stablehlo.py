@@ -81,8 +81,9 @@ CASES: dict[str, Case] = {
         (numbers(3, 5),), (numbers(1, 5),)]),
     "largest": (lambda x: (jnp.argmax(x, -1), jnp.argmin(x, 0), jnp.var(x, 0)), [("b, 6", F32)], [
         (numbers(3, 6),), (numbers(5, 6),)]),
-    "scans": (lambda x: (jnp.cumsum(x, 0), jnp.cumprod(x, 1), lax.cummax(x, axis=0)), [("b, 6", F32)], [
-        (numbers(3, 6),), (numbers(9, 6),)]),
+    "scans": (lambda x: (jnp.cumsum(x, 0), jnp.cumprod(x, 1), lax.cummax(x, axis=0), lax.cumlogsumexp(
+        jnp.where(x > 1, -jnp.inf, 99 * x), axis=0, reverse=True)), [("b, 6", F32)], [
+            (numbers(3, 6),), (numbers(9, 6),)]),
     "half of it": (lambda x: (x[:x.shape[0] // 2] * 2, x.reshape(-1, 2).sum(1)), [("2*b", F32)], [
         (numbers(6),), (numbers(2),)]),
     "a window that begins behind its dim": (lambda x: x[2:, 300], [("b, b", F32)], [

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import torch
 from jax import lax
 from jax import numpy as jnp
 
@@ -166,3 +167,38 @@ def test_floats_that_are_no_whole_numbers_of_a_dtype_become_the_nearest(wide: st
             one = next(found)
             assert one.dtype == name
             np.testing.assert_array_equal(one, wanted)
+
+
+def test_batch_norms_over_any_batch() -> None:
+    """Against their formulas, of f64; one program for all sizes."""
+    wide, row = "tensor<?x3x?xf64>", "tensor<3xf64>"
+    at = "{epsilon = 1.0e-2 : f32, feature_index = 1 : i64}"
+    run = anyshape.compile_stablehlo(f"""module {{
+      func.func @main(%x: {wide}, %s: {row}, %o: {row}, %g: {wide}) -> ({wide}, {wide}, {wide}, {row}, {row}) {{
+        %y:3 = "stablehlo.batch_norm_training"(%x, %s, %o) {at} : ({wide}, {row}, {row}) -> ({wide}, {row}, {row})
+        %i = "stablehlo.batch_norm_inference"(%x, %s, %o, %y#1, %y#2) {at}
+            : ({wide}, {row}, {row}, {row}, {row}) -> {wide}
+        %d:3 = "stablehlo.batch_norm_grad"(%x, %s, %y#1, %y#2, %g) {at}
+            : ({wide}, {row}, {row}, {row}, {wide}) -> ({wide}, {row}, {row})
+        return %y#0, %i, %d#0, %d#1, %d#2 : {wide}, {wide}, {wide}, {row}, {row}
+      }}
+    }}""")
+    draw = np.random.default_rng(0)
+    for batch, length in ((4, 5), (1, 2), (7, 1)):
+        x, scale, offset, g = (torch.from_numpy(draw.normal(size=shape)).requires_grad_() for shape in (
+            (batch, 3, length), 3, 3, (batch, 3, length)))
+        epsilon = float(np.float32(1e-2))
+        y = torch.nn.functional.batch_norm(x, None, None, scale, offset, True, eps=epsilon)
+        wanted = (y, y, *torch.autograd.grad(y, (x, scale, offset), g))
+        found = run(*(one.detach().numpy() for one in (x, scale, offset, g)))
+        for a, b in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-9, atol=1e-11)
+
+
+def test_the_least_number_to_a_negative_power_is_0() -> None:
+    least = np.array([np.iinfo(np.int64).min, -1, 1], np.int64)
+    run = anyshape.compile_stablehlo("""func.func @main(%x: tensor<3xi64>, %y: tensor<3xi64>) -> tensor<3xi64> {
+        %r = stablehlo.power %x, %y : tensor<3xi64>
+        return %r : tensor<3xi64>
+    }""")
+    np.testing.assert_array_equal(run(least, np.array([-2, -3, -9], np.int64)), [0, -1, 1])

@@ -159,8 +159,7 @@ def _whole_power(c: Call, x: Value, y: Value) -> Value:
         return result
     odd = c.op("ne", c.op("bit_and", y, 1), 0)
     one = c.op("where", odd, x, c.t.full(1, x.tensor.shape, x.tensor.dtype))
-    unit = c.op("le", c.op("abs", x), 1)
-    unit = c.op("bit_and", unit, c.op("ne", x, 0))
+    unit = c.op("bit_or", c.op("eq", x, 1), c.op("eq", x, -1))
     small = c.op("where", unit, one, c.t.full(0, x.tensor.shape, x.tensor.dtype))
     return c.op("where", c.op("lt", y, 0), small, result)
 

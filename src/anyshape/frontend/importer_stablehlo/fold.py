@@ -121,7 +121,8 @@ for _name, _plain, _symbolic in (
         ("not", np.invert, None), ("power", _power, lambda c, a, b: k.power(a, b)),
         ("shift_left", _left, None), ("shift_right_logical", lambda a, b: _shifted(a, b, True), None),
         ("shift_right_arithmetic", lambda a, b: _shifted(a, b, False), None),
-        ("sqrt", np.sqrt, None), ("floor", np.floor, None), ("ceil", np.ceil, None), ("is_finite", np.isfinite, None)):
+        ("sqrt", np.sqrt, None), ("floor", np.floor, None), ("ceil", np.ceil, None), ("is_finite", np.isfinite, None),
+        ("exponential", np.exp, None), ("log_plus_one", np.log1p, None)):
     folds(_name)(_elementwise(_plain, _symbolic))
 
 

@@ -315,14 +315,29 @@ def _prefix(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
 
 
 def _prefix_by_torch(c: Call, body: Block, x: Value, dim: int, first: Sequence[Any], backward: bool) -> Value:
-    """The largest or smallest element so far."""
+    """The largest or smallest element so far, or the logarithm of the sum of exponentials."""
     name = {"maximum": aten.cummax, "minimum": aten.cummin}.get(only(body))
+    if name is None and c.dtype in ("f32", "f64") and _is_neutral(first[0], "maximum", c.dtype) and _is_logaddexp(
+            c, body):
+        x = c.op("flip", x, dims=(dim,)) if backward else x
+        found = c.aten(aten.logcumsumexp.default, x, dim, types=x.tensor.dense())
+        return c.op("flip", found, dims=(dim,)) if backward else found
     if name is None or c.dtype in (*COMPLEX, "u64") or not _is_neutral(first[0], only(body), c.dtype):
         raise Decline("a scan by this body over a dim whose size is not known")
     if backward:
         x = c.op("flip", x, dims=(dim,))
     found, _ = c.aten(name.default, x, dim, types=(x.tensor.dense(), c.type(x.tensor.shape, "i64")))
     return c.op("flip", found, dims=(dim,)) if backward else found
+
+
+def _is_logaddexp(c: Call, body: Block) -> bool:
+    """Does a body give log(exp(a) + exp(b))? Tried on numbers."""
+    cases = ((0.5, 2.0), (2.0, 0.5), (-3.0, -3.0), (200.0, -200.0), (1e4, 1e4), (-math.inf, 1.0),
+             (-math.inf, -math.inf), (math.inf, 1.0), (math.nan, 1.0))
+    answers = [_probe(c, body, a, b) for a, b in cases]
+    with np.errstate(invalid="ignore"):
+        return all(one is not None and len(one) == 1 and np.allclose(
+            one[0], np.logaddexp(a, b), rtol=1e-6, equal_nan=True) for one, (a, b) in zip(answers, cases, strict=True))
 
 
 @translates("select_and_scatter")

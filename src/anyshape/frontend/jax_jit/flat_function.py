@@ -10,6 +10,7 @@ What cannot be compiled runs as JAX runs it, and is counted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from anyshape.frontend.importer_stablehlo.callable import CompiledPart, Stablehl
 from anyshape.frontend.importer_stablehlo.jax_export import module_of
 from anyshape.frontend.jax_jit import ffi_programs
 from anyshape.frontend.jax_jit.call_primitive import ProgramCall, equally_varying
-from anyshape.frontend.jax_jit.size_questions import Question, listening
+from anyshape.frontend.jax_jit.size_questions import Questions, listening
 from anyshape.frontend.jax_jit.size_search import SizeSearch
 from anyshape.frontend.jax_jit.symbolic_sizes import ResultSizes, SizeClasses, Sizes, specs_of, told_again, told_by
 from anyshape.frontend.programs.session import Compilation
@@ -154,7 +155,10 @@ class FlatFunction:
         sizes = tuple(size for aval in avals for size in aval.shape)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         program = self.known.get(sizes) or self._program(avals, sizes)
+        devices = set[Any]() if traced or not _several_devices() else _devices(leaves)
         refusal = self.refusal if program is None else program.refusal(leaves)
+        if len(devices) > 1:
+            refusal = "its arguments lie on several devices"
         if program is None or refusal:
             if self.config.strict:
                 raise Unsupported(f"{self.name} cannot run as compiled", where="anyshape.jax.jit", why=refusal,
@@ -162,7 +166,8 @@ class FlatFunction:
             self.compilation.ran_eagerly(refusal)
             return self.plain(*leaves)  # type: ignore[no-any-return]
         if not traced:
-            return program(leaves)
+            results = program(leaves)
+            return tuple(jax.device_put(results, *devices)) if devices else results
         return program.call_at(leaves, sizes, self)(
             [_array(leaf, aval.dtype) for leaf, aval in zip(leaves, avals, strict=True)])
 
@@ -188,18 +193,18 @@ class FlatFunction:
         classes = search.started(avals, sizes) if self.specs is None else told_by(self.specs)
         trials = 0
         while True:
-            questions: dict[Question, None] = {}
+            questions = Questions()
             try:
                 exported = self._exported(classes, avals, questions)
-                narrower = search.answered(classes, questions, sizes)
+                narrower = search.answered(classes, questions.asked, sizes)
                 if narrower is not None:
                     classes = narrower
                     continue
                 if search.guesses:
                     classes = search.released(classes, lambda free: self._exports(free, avals, sizes))
-                    questions = {}
+                    questions = Questions()
                     exported = self._exported(classes, avals, questions)
-                classes = search.differing(classes, questions, sizes)
+                classes = search.differing(classes, questions.asked, sizes)
                 made = SizedProgram(classes, exported, self.compilation, self.config)
                 self.programs.append(made)
                 for reason in search.news():
@@ -209,9 +214,9 @@ class FlatFunction:
                 if not trials:
                     self._raise_own(avals)
                 trials += 1
-                narrower = search.answered(classes, questions, sizes)
+                narrower = search.answered(classes, questions.asked, sizes)
                 if narrower is None and self.specs is None:
-                    narrower = search.narrowed(classes, str(error), _first_line(error))
+                    narrower = search.narrowed(classes, str(error), _first_line(error), questions.last)
                 if narrower is None:
                     self._refuse(error)
                     return None
@@ -224,14 +229,14 @@ class FlatFunction:
                                             for aval in avals))
 
     def _exports(self, classes: SizeClasses, avals: Sequence[Any], sizes: Sizes) -> bool:
-        questions: dict[Question, None] = {}
+        questions = Questions()
         try:
             self._exported(classes, avals, questions)
         except Exception:  # of JAX or of the function
             return False
-        return not any(classes.compared(a, "==", b, sizes) for a, b in questions)
+        return not any(classes.compared(a, "==", b, sizes) for a, b in questions.asked)
 
-    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: dict[Question, None]) -> Any:
+    def _exported(self, classes: SizeClasses, avals: Sequence[Any], questions: Questions) -> Any:
         """The function as JAX exports it. questions: takes what it asks of sizes."""
         specs = specs_of(classes, avals) if self.specs is None else told_again(self.specs, classes, self.constraints)
         with _as_part(), listening(questions):
@@ -306,6 +311,16 @@ def _gradient(function: Flat, of: Sequence[int], by: Sequence[int], count: int) 
         return tuple(back(list(gradients)))
 
     return gradient
+
+
+@functools.cache
+def _several_devices() -> bool:
+    return bool(jax.device_count() > 1)
+
+
+def _devices(leaves: Sequence[Any]) -> set[Any]:
+    """Where arrays lie that somebody has put somewhere: results belong there."""
+    return set[Any]().union(*(leaf.devices() for leaf in leaves if isinstance(leaf, jax.Array) and leaf.committed))
 
 
 @contextlib.contextmanager

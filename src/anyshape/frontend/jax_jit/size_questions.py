@@ -4,7 +4,7 @@
 
 A symbolic size of JAX that is not known to be another one, or 0, is unequal to it, which is wrong for some sizes. So
 what code asks that is not JAX's is written down: a program is for calls that have the same answers. JAX's own code asks
-as well, but takes a "no" for "it may be".
+as well, but takes a "no" for "it may be"; or it refuses the function, for what it asked last.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from anyshape.base.optional_packages import needed_by
@@ -26,18 +27,26 @@ Question = tuple[str, str]  # two sizes, as JAX writes them, that JAX took for u
 OF_JAX = os.path.dirname(jax.__file__) + os.sep
 
 
+@dataclass(slots=True)
+class Questions:
+    """What was asked in a trace. asked: by the function, each once, in order. last: by JAX's own code, at the end."""
+
+    asked: dict[Question, None] = field(default_factory=dict)
+    last: Question | None = None
+
+
 class _Listening(threading.local):
     """Where questions go; None: nobody listens."""
 
-    questions: dict[Question, None] | None = None
+    questions: Questions | None = None
 
 
 _listening = _Listening()
 
 
 @contextlib.contextmanager
-def listening(questions: dict[Question, None]) -> Iterator[None]:
-    """Writes down what is asked of sizes in this thread, each once, in order."""
+def listening(questions: Questions) -> Iterator[None]:
+    """Writes down what is asked of sizes in this thread."""
     _install()
     before, _listening.questions = _listening.questions, questions
     try:
@@ -56,14 +65,17 @@ def _install() -> None:
     def equal(self: Any, other: Any) -> Any:
         answer = plain(self, other)
         questions = _listening.questions
-        if not answer and questions is not None and _is_size(other, kind) and not _asked_by_jax(sys._getframe(1)):
-            questions[str(self), str(other)] = None
+        if not answer and questions is not None and _is_size(other, kind):
+            if _asked_by_jax(sys._getframe(1)):
+                questions.last = str(self), str(other)
+            else:
+                questions.asked[str(self), str(other)] = None
         return answer
 
     def unequal_to_0(self: Any) -> Any:
         questions = _listening.questions
         if questions is not None and not _asked_by_jax(sys._getframe(1)):
-            questions[str(self), "0"] = None
+            questions.asked[str(self), "0"] = None
         return true(self)
     kind.__eq__, kind.__bool__ = equal, unequal_to_0
 

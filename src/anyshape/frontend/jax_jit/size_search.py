@@ -32,6 +32,7 @@ class SizeSearch:
         self.told: set[str] = set()  # those reasons that are recorded
         self.names: list[str] = []
         self.words: set[int] = set()  # places that are numbers of words of a key
+        self.settled: set[int] = set()  # places of which what JAX was told for this program leaves one size
         self.nested: set[int] = set()  # places of arrays within trees
         self.trials = 0
         self.guesses: list[tuple[int, ...]] = []
@@ -54,20 +55,25 @@ class SizeSearch:
                 self.words.add(at - 1)
             if not label.isidentifier():
                 self.nested.update(range(at - rank, at))
-        self.trials, self.guesses = 0, []
+        self.trials, self.guesses, self.settled = 0, [], set()
         return self._classes(())
 
     def _classes(self, facts: Sequence[Fact]) -> SizeClasses:
-        found = classes_of(self.calls, self.names, self.words.union(*self.frozen))
+        found = classes_of(self.calls, self.names, self.words.union(self.settled, *self.frozen))
         return replace(found, facts=tuple(fact for fact in facts if found.knows(fact)))
 
-    def narrowed(self, classes: SizeClasses, said: str, reason: str) -> SizeClasses | None:
+    def narrowed(self, classes: SizeClasses, said: str, reason: str, last: Question | None) -> SizeClasses | None:
         """What is left symbolic after an error with these classes; None: there is nothing left. reason: the error in
-        a line."""
+        a line. last: what JAX's own code denied right before it."""
         sizes = self.calls[-1]
-        fact = None if len(classes.facts) >= MOST_FACTS else classes.comparison(said, sizes)
+        fact = None
+        if len(classes.facts) < MOST_FACTS:
+            fact = classes.comparison(said, sizes)
+            if fact is None and last is not None and last[0].startswith("mod("):  # whether it divides evenly
+                rest = last[0], "==", last[1]
+                fact = rest if rest not in classes.facts and classes.compared(*rest, sizes) else None
         if fact is not None:
-            return replace(classes, facts=(*classes.facts, fact))
+            return self._told(classes, fact)
         chosen = refused(classes, said)
         if chosen is None:
             return None
@@ -80,6 +86,13 @@ class SizeSearch:
                 if not inner or name not in said:
                     self.guesses.append(places)
         return self._classes(classes.facts)
+
+    def _told(self, classes: SizeClasses, fact: Fact) -> SizeClasses:
+        """With one fact more."""
+        told = replace(classes, facts=(*classes.facts, fact))
+        settled = told.settled(self.calls[-1])
+        self.settled.update(settled)
+        return self._classes(told.facts) if settled else told
 
     def answered(self, classes: SizeClasses, questions: Iterable[Question], sizes: Sizes) -> SizeClasses | None:
         """With what JAX denied in the trace and is so at these sizes: a number in place of a size, or a fact. None:

@@ -27,6 +27,7 @@ with needed_by("anyshape.jax.jit"):
 
 COMPARISON = re.compile(r"Symbolic dimension comparison '(.+?)' ([<>]=?) '(.+?)' is inconclusive")
 REMAINDER = re.compile(r"The remainder (mod\(.+\)) should be 0")
+DIVISION = re.compile(r"\bfloordiv\((\w+), (\d+)\)")
 CHOICE = re.compile(r"\b(?:max|min)\(")  # of two sizes
 
 SIGNS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
@@ -66,8 +67,9 @@ class SizeClasses:
         it says, as it is at some sizes; None: there is none, or JAX knew."""
         remainder = REMAINDER.search(said)
         if remainder is not None:
-            fact = remainder[1], "==", "0"
-            return fact if fact not in self.facts and self.compared(*fact, sizes) else None
+            wholes = [f"mod({size}, {number})" for size, number in DIVISION.findall(said)]  # JAX sees the rest of these
+            facts = [(rest, "==", "0") for rest in (*wholes, remainder[1])]
+            return next((fact for fact in facts if fact not in self.facts and self.compared(*fact, sizes)), None)
         found = COMPARISON.search(said)
         for a, sign, b in [found.groups()] if found is not None else [(a, ">=", b) for a, b in _choices(said)]:
             if sign in ("<", "<="):
@@ -82,6 +84,23 @@ class SizeClasses:
             if truth is not None and fact not in self.facts:
                 return fact
         return None
+
+    def settled(self, sizes: Sizes) -> tuple[int, ...]:
+        """Places of the dims of which the comparisons leave one size: JAX's own code asks `size == 1` after `size > 1`,
+        and does not see that it is."""
+        found: list[int] = []
+        for name, places in self.groups:
+            known = [fact for fact in self.facts if fact[1] == ">=" and names_in(fact) == {name}]
+            size = sizes[places[0]]
+            if known and isinstance(size, int) and not any(self._holds(known, places, sizes, other)
+                                                           for other in (size - 1, size + 1)):
+                found.extend(places)
+        return tuple(found)
+
+    def _holds(self, facts: Sequence[Fact], places: Sequence[int], sizes: Sizes, size: int) -> bool:
+        """Whether facts hold at these sizes with another one at some places."""
+        there = tuple(size if place in places else have for place, have in enumerate(sizes))
+        return size >= 1 and all(self.compared(*fact, there) for fact in facts)
 
     def knows(self, fact: Fact) -> bool:
         """Whether all names in a fact are of sizes that are symbolic."""
