@@ -5,6 +5,7 @@ arguments and results are nested is kept beside it (artifact/format/signature.py
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -117,8 +118,9 @@ def _steps_as_samples() -> Iterator[None]:
             found = tf.reshape(x, tf.concat([[count, length], tf.shape(x)[1:]], 0))
             return tf.ensure_shape(found, [inputs.shape[0], None, *x.shape[1:]])
 
-        keywords = {"training": training} if self.layer._call_has_training_arg else {}
-        if mask is not None and self.layer._call_has_mask_arg:
+        taken = inspect.signature(self.layer.call).parameters
+        keywords = {"training": training} if "training" in taken else {}
+        if mask is not None and "mask" in taken:
             keywords["mask"] = joined(mask)
         return tf.nest.map_structure(apart, self.layer.call(joined(inputs), **keywords))
 
