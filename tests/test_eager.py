@@ -288,3 +288,16 @@ def test_a_train_step_whose_update_is_pytorchs_is_counted_and_refused() -> None:
     assert anyshape.stats()["eager_calls"] == 2
     with pytest.raises(Unsupported, match="update"):
         anyshape.train_step(model, loss, optimizer, strict=True)
+
+
+def test_an_op_with_a_literal_that_has_no_kernel_runs_by_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyshape.backend.cpu.llvm.scalar_ops.unsupported", lambda: frozenset({"maximum"}))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp_min(x * 2, 0.5) + 1
+
+    fast = anyshape.compile(function, threads=1)
+    for rows in (4, 1, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(fast(x), function(x))
+    assert "anyshape.maximum" in str(fast.explain())

@@ -285,3 +285,22 @@ module {
 }
 """)
     np.testing.assert_array_equal(run(np.arange(4, dtype="i4")), 2 * np.arange(4))
+
+
+def test_rows_of_many_tables_and_the_error_function_as_tensorflow_writes_them() -> None:
+    run = anyshape.compile_stablehlo("""
+module {
+  func.func @main(%x: tensor<?x5xf32>, %at: tensor<?x2xi32>) -> (tensor<?x2xf32>, tensor<?x5xf32>) {
+    %0 = "stablehlo.torch_index_select"(%x, %at) {dim = 1 : i64, batch_dims = 1 : i64}
+      : (tensor<?x5xf32>, tensor<?x2xi32>) -> tensor<?x2xf32>
+    %1 = stablehlo.custom_call @mhlo.erf(%x) {mhlo.attributes = {}, mhlo.version = 1 : i64}
+      : (tensor<?x5xf32>) -> tensor<?x5xf32>
+    return %0, %1 : tensor<?x2xf32>, tensor<?x5xf32>
+  }
+}""")
+    for rows in (3, 1, 4):
+        x = torch.randn(rows, 5)
+        at = torch.randint(0, 5, (rows, 2), dtype=torch.int32)
+        found, erf = run(x, at)
+        torch.testing.assert_close(found, x.gather(1, at.long()))
+        torch.testing.assert_close(erf, x.erf())

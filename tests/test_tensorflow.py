@@ -138,3 +138,63 @@ def test_what_is_no_model_is_refused(source: Any) -> None:
 def test_texts_are_refused() -> None:
     with pytest.raises(Unsupported):
         anyshape.compile_tensorflow(tf.function(tf.strings.length, input_signature=[tf.TensorSpec([None], tf.string)]))
+
+
+def test_transposed_volumes_and_steps_of_an_open_length() -> None:
+    import keras
+    layers = keras.layers
+    volumes = keras.Sequential([keras.Input((None, None, None, 2)),
+                                layers.Conv3DTranspose(3, 3, strides=2, padding="same"),
+                                layers.Conv3DTranspose(2, (1, 2, 3))])
+    images = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2DTranspose(4, 3, dilation_rate=2),
+                               layers.Conv2DTranspose(4, 3, strides=2, padding="same", output_padding=0)])
+    steps = keras.Sequential([keras.Input((None, 4, 3)), layers.TimeDistributed(layers.Conv1D(2, 3)),
+                              layers.TimeDistributed(layers.Flatten()), layers.TimeDistributed(layers.Dense(5))])
+    for model, shapes in ((volumes, ((1, 2, 3, 4, 2), (2, 3, 1, 2, 2))), (images, ((2, 4, 5, 3), (1, 6, 3, 3))),
+                          (steps, ((2, 5, 4, 3), (3, 1, 4, 3), (1, 6, 4, 3)))):
+        before = anyshape.stats()["programs"]
+        fast = anyshape.compile_tensorflow(model)
+        for shape in shapes:
+            x = numbers(*shape)
+            np.testing.assert_allclose(fast(x), np.asarray(model(x)), rtol=1e-4, atol=1e-5)
+        assert anyshape.stats()["programs"] - before == 1
+
+
+def test_elements_by_position_order_and_tables_of_open_sizes() -> None:
+    def positions(x: Any) -> Any:
+        square = tf.matmul(x, x, transpose_b=True)
+        return (tf.roll(x, [1, -2], [0, 1]), tf.pad(x, [[0, 0], [1, 2]], mode="REFLECT"),
+                tf.pad(x, [[1, 0], [1, 0]], mode="SYMMETRIC"), tf.argmax(x, 1), tf.argmin(x, 1, tf.int32),
+                tf.linalg.diag_part(square), tf.linalg.diag_part(x, k=1), tf.math.erf(x),
+                tf.gather_nd(x, tf.stack([tf.range(tf.shape(x)[0]), tf.zeros_like(x[:, 0], tf.int32)], 1)))
+
+    def orders(x: Any) -> Any:
+        top = tf.math.top_k(x, tf.shape(x)[1])
+        return top.values, top.indices, tf.argsort(x, stable=True), tf.sort(x), tf.sort(tf.cast(x, tf.int32), axis=0)
+
+    def tables(x: Any) -> Any:
+        ids = tf.cast(tf.abs(x) * 2, tf.int32)
+        return (tf.one_hot(ids, 3, axis=1), tf.raw_ops.Bucketize(input=x, boundaries=[-0.5, 0.0, 0.5]),
+                tf.math.bincount(ids, minlength=5, maxlength=5, axis=-1),
+                tf.math.bincount(ids, minlength=5, maxlength=5, axis=-1, binary_output=True),
+                tf.searchsorted(tf.sort(x), x), tf.searchsorted(tf.sort(x), x, side="right"))
+
+    def sums(x: Any) -> Any:
+        return tf.cumsum(x, 1), tf.cumsum(x, 0, exclusive=True), tf.math.cumprod(x, 1, reverse=True)
+
+    signature = [tf.TensorSpec([None, None])]
+    for function in (positions, orders, tables, sums):
+        wanted = tf.function(function, input_signature=signature, autograph=False)
+        fast = anyshape.compile_tensorflow(wanted)
+        for shape in ((3, 5), (4, 4), (2, 17)):
+            x = np.round(numbers(*shape) * 2) / 2  # some are equal
+            for have, want in zip(fast(x), wanted(x), strict=True):
+                assert have.dtype == want.dtype.as_numpy_dtype
+                np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_write_to_variables_are_refused() -> None:
+    import keras
+    model = keras.Sequential([keras.Input((None, None, 3)), keras.layers.RandomGrayscale()])
+    with pytest.raises(Unsupported):
+        anyshape.compile_tensorflow(model)

@@ -4,12 +4,13 @@
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.lapack import LIBRARY, ROUTINES
 from anyshape.frontend.importer_stablehlo.reduce import largest, nearly_largest, sizes_of_window, windows
-from anyshape.frontend.importer_stablehlo.table import Call, translates
+from anyshape.frontend.importer_stablehlo.table import ROWS, Call, translates
 from anyshape.frontend.symbols.known import Comparison, Known
 
 MOST_UNROLLED = 512  # operations of a loop that is unrolled
@@ -73,6 +74,9 @@ def custom_call(c: Call) -> Any:
         return windows(c, c.walk.body(c.attr("called_computations")[0]), len(c.operation.outputs), sizes_of_window(c))
     if name == "mhlo.topk" and c.attr("mhlo.attributes", {}).get("largest"):
         return largest(c, c.attr("mhlo.attributes")["k"])
+    plain = name.replace("mhlo.", "chlo.", 1)
+    if plain != name and plain in ROWS and not c.attr("mhlo.attributes"):  # as TensorFlow's converter writes it
+        return ROWS[plain](Call(replace(c.operation, name=plain), c.inputs, c.walk))
     settings = c.attr("mhlo.backend_config") or {}
     if name == "ApproxTopK" and settings.get("aggregate_to_topk") and len(c.operation.outputs) == 2:
         return nearly_largest(c, c.walk.body(c.attr("called_computations")[0]), settings["reduction_dim"],

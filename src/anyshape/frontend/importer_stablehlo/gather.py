@@ -85,9 +85,13 @@ def _gather(c: Call, sizes: Sequence[Size]) -> Value:
 def torch_index_select(c: Call) -> Any:
     """Rows of a table, as TensorFlow's gather has them."""
     dim, batch = c.attr("dim"), c.attr("batch_dims", 0)
-    if batch:
-        raise Decline("rows of many tables")
     x, places = c.value(0), c.t.cast(c.value(1), "i64")
+    if batch:
+        if batch != dim or places.tensor.rank != dim + 1 or c.dtype in COMPLEX:
+            raise Decline("rows of many tables")
+        places = _between(c, places, x.tensor.shape[dim] - 1)
+        shape = (*places.tensor.shape, *x.tensor.shape[dim + 1:])
+        return c.op("gather", x, c.t.broadcast(_placed(c, places, range(dim + 1), len(shape)), shape), dim=dim)
     shape = (*x.tensor.shape[:dim], *places.tensor.shape, *x.tensor.shape[dim + 1:])
     offset = [d for d in range(len(shape)) if not dim <= d < dim + places.tensor.rank]
     return _take(c, x, places, dim, offset, shape)

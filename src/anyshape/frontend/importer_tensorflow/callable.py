@@ -22,27 +22,25 @@ from anyshape.frontend.importer_tensorflow.source import Source, misread, rewrit
 
 
 def compile_source(source: Any, signature: str, config: Config) -> TensorflowCallable:
-    """Compiles what TensorFlow made; see `anyshape.compile_tensorflow`."""
-    with tempfile.TemporaryDirectory(prefix="anyshape-tensorflow-") as scratch:
-        made, found = module_of(source, signature, Path(scratch))
-    module = read(made)
-    return TensorflowCallable(found, StablehloCallable(module, config), _signature(found, module))
-
-
-def module_of(source: Any, signature: str, scratch: Path) -> tuple[bytes, Source]:
-    """A module of StableHLO, and how calls of it look. scratch: an empty folder.
+    """Compiles what TensorFlow made; see `anyshape.compile_tensorflow`.
 
     Raises:
-        InputError: the source is none. Unsupported: the converter refuses.
+        InputError: the source is none. Unsupported: the converter, or the importer of what it wrote, refuses.
     """
-    found = source_of(source, signature, scratch / "model")
-    try:
-        if not misread(found):
-            return _converted(found), found
-    except Unsupported:  # the converter's, or of an operation that it left as it is
-        pass
-    found = rewritten_source(found, scratch / "rewritten")
-    return _converted(found), found
+    with tempfile.TemporaryDirectory(prefix="anyshape-tensorflow-") as folder:
+        scratch = Path(folder)
+        found = source_of(source, signature, scratch / "model")
+        try:
+            if not misread(found):
+                return _compiled(found, config)
+        except Unsupported:  # of an operation that the converter left as it is, or wrote by sizes found in data
+            pass
+        return _compiled(rewritten_source(found, scratch / "rewritten"), config)
+
+
+def _compiled(source: Source, config: Config) -> TensorflowCallable:
+    module = read(_converted(source))
+    return TensorflowCallable(source, StablehloCallable(module, config), _signature(source, module))
 
 
 def _converted(source: Source) -> bytes:

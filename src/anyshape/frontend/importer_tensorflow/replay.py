@@ -15,7 +15,10 @@ from tensorflow.compiler.tf2xla.ops.gen_xla_ops import xla_dynamic_update_slice
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from anyshape.frontend.importer_tensorflow.replay_rules import RULES, Blocks, again, cut, of_blocks
+from anyshape.base.errors import Unsupported
+from anyshape.frontend.importer_tensorflow import element_rules
+from anyshape.frontend.importer_tensorflow.convert import WHERE
+from anyshape.frontend.importer_tensorflow.replay_rules import Blocks, again, cut, of_blocks
 
 PASSED_ON = ("Identity", "IdentityN", "StopGradient", "PreventGradient", "EnsureShape", "CheckNumerics")
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -23,8 +26,17 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 def rewritten(concrete: Any) -> tuple[Callable[..., Any], list[Any]]:
     """A function of the tensors that the concrete function takes, in a line, which gives its results in a line, to be
-    called while a `tf.function` is traced; and these tensors. What it captured is constant."""
-    frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+    called while a `tf.function` is traced; and these tensors. What it captured is constant.
+
+    Raises:
+        Unsupported: it writes to what it captured.
+    """
+    try:
+        frozen = convert_variables_to_constants_v2(concrete, lower_control_flow=False)
+    except ValueError as error:
+        raise Unsupported("the weights of the function cannot be made constants", where=WHERE,
+                          why=str(error).strip().splitlines()[0][:200],
+                          do="leave out what writes to variables, as layers with random numbers do") from error
     replay = Replay(frozen.graph)
     return lambda *values: _made(replay.run(frozen.graph, values)), list(frozen.inputs)
 
@@ -95,7 +107,7 @@ class Replay:
         if op.type.startswith("TensorList") or op.type == "EmptyTensorList":
             return [self._list(op, inputs)]
         inputs = [one.dense() if isinstance(one, Reserved) else one for one in inputs]
-        rule = RULES.get(op.type)
+        rule = element_rules.RULES.get(op.type)
         found = rule(op, inputs) if rule is not None else None
         return again(op, inputs) if found is None else found
 

@@ -84,6 +84,9 @@ def strided_slice(op: Any, inputs: list[Any]) -> Any:
         if step not in (1,) and not masks["shrink_axis"] & bit:
             gathers[dim] = start + step * tf.range(over(count + (abs(step) - 1), abs(step)))
             start, count = 0, n
+        elif masks["shrink_axis"] & bit and not isinstance(start, int):  # a place in the data, perhaps
+            gathers[dim] = tf.reshape(start, [1])
+            start, count = 0, n
         starts, counts, dim = [*starts, start], [*counts, count], dim + 1
     while dim < x.shape.rank:
         starts, counts, dim = [*starts, 0], [*counts, size(x, dim)], dim + 1
@@ -256,28 +259,32 @@ def _in_groups(kernel: Any) -> Any:
     return tf.reshape(kernel, [high, wide, 1, channels * times])
 
 
-@rule("Conv2DBackpropInput")
+@rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def transposed(op: Any, inputs: list[Any]) -> Any:
-    """As a convolution of an image with zeros between its elements."""
+    """As a convolution of an image, or a volume, with zeros between its elements."""
     sizes, kernel, x = inputs
-    strides, padding = op.get_attr("strides"), op.get_attr("padding").decode()
-    if not _spatial(op) or padding not in ("SAME", "VALID") or not _open(x) or max(op.get_attr("dilations")) > 1:
+    strides, spread = op.get_attr("strides"), op.get_attr("dilations")
+    padding, last = op.get_attr("padding").decode(), x.shape.rank - 1 if x.shape.rank else 0
+    whole = op.type == "Conv3DBackpropInputV2" or max(spread) > 1  # which the converter does not carry at all
+    if not _spatial(op) or padding not in ("SAME", "VALID") or not (whole or _open(x)) or x.shape[last] is None:
         return None
     pairs, result = [[0, 0]], [size(x, 0)]
-    for d in (1, 2):
-        n, step, reach = size(x, d), strides[d], kernel.shape[d - 1]
-        out = _elements(sizes, 4)[d]
+    wide, zeros, joined = [size(x, 0)], [[0, 0]], [size(x, 0)]
+    for d in range(1, last):
+        n, step, reach = size(x, d), strides[d], (kernel.shape[d - 1] - 1) * spread[d] + 1
+        out = _above(_elements(sizes, last + 1)[d])
         before = over(_above((n - 1) * step + reach - out), 2) if padding == "SAME" else 0
         low = reach - 1 - before
         pairs.append([low, _above(out - n * step + reach - 1 - low)])
         result.append(out)
-    count, high, wide, channels = (size(x, d) for d in range(4))
-    x = tf.reshape(x, tf.stack([count, high, 1, wide, 1, channels]))
-    x = tf.pad(x, [[0, 0], [0, 0], [0, strides[1] - 1], [0, 0], [0, strides[2] - 1], [0, 0]])
-    x = tf.reshape(x, tf.stack([count, high * strides[1], wide * strides[2], channels]))
-    kernel = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
-    x = tf.nn.conv2d(padded(x, [*pairs, [0, 0]]), kernel, 1, "VALID")
-    return [tf.slice(x, [0, 0, 0, 0], tf.stack([*result, kernel.shape[3]]))]
+        wide, zeros, joined = [*wide, n, 1], [*zeros, [0, 0], [0, step - 1]], [*joined, n * step]
+    channels = x.shape[last]
+    x = tf.pad(tf.reshape(x, tf.stack([*wide, channels])), [*zeros, [0, 0]]) if max(strides) > 1 else x
+    x = tf.reshape(x, tf.stack([*joined, channels]))
+    dims = list(range(last - 1))
+    kernel = tf.transpose(tf.reverse(kernel, dims), [*dims, last, last - 1])
+    x = convolution(padded(x, [*pairs, [0, 0]]), kernel, [1] * len(dims), spread[1:last])
+    return [tf.slice(x, [0] * (last + 1), tf.stack([*result, kernel.shape[last]]))]
 
 
 # ---- dilated windows

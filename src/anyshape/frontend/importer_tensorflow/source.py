@@ -5,7 +5,9 @@ arguments and results are nested is kept beside it (artifact/format/signature.py
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,11 +90,45 @@ def _of_keras(model: Any) -> Any:
     specs = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype, one.name), inputs)
     function = tf.function(lambda arguments: model(arguments, training=False), autograph=False)
     try:
-        return function.get_concrete_function(specs)
+        with _steps_as_samples():
+            return function.get_concrete_function(specs)
     except (NotImplementedError, TypeError, ValueError) as error:  # of which TensorFlow's own are
         raise Unsupported(f"the Keras model {model.name} cannot be traced with sizes left open", where=WHERE,
                           why=str(error).strip().splitlines()[0][:200],
                           do="give its Input the sizes that the layer needs, or use its JAX backend") from error
+
+
+@contextmanager
+def _steps_as_samples() -> Iterator[None]:
+    """TimeDistributed over an open length takes all time steps at once, as samples: Keras 3.15 traces a loop over as
+    many steps as there are samples."""
+    distributed = _keras().layers.TimeDistributed
+    plain = distributed.call
+
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if not tf.is_tensor(inputs) or inputs.shape[1] is not None:
+            return plain(self, inputs, training=training, mask=mask)
+        count, length = tf.shape(inputs)[0], tf.shape(inputs)[1]
+
+        def joined(x: Any) -> Any:
+            found = tf.reshape(x, tf.concat([[count * length], tf.shape(x)[2:]], 0))
+            return tf.ensure_shape(found, [None, *x.shape[2:]])
+
+        def apart(x: Any) -> Any:
+            found = tf.reshape(x, tf.concat([[count, length], tf.shape(x)[1:]], 0))
+            return tf.ensure_shape(found, [inputs.shape[0], None, *x.shape[1:]])
+
+        taken = inspect.signature(self.layer.call).parameters
+        keywords = {"training": training} if "training" in taken else {}
+        if mask is not None and "mask" in taken:
+            keywords["mask"] = joined(mask)
+        return tf.nest.map_structure(apart, self.layer.call(joined(inputs), **keywords))
+
+    distributed.call = call
+    try:
+        yield
+    finally:
+        distributed.call = plain
 
 
 def _concrete(function: Any) -> Any:

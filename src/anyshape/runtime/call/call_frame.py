@@ -242,7 +242,8 @@ class CallFrame:
         state.symbols = self.record.values
         state.values = {f"operand{i}": operand for i, operand in enumerate(operands)}
         attrs: Any = step.template
-        return state.call(Node(step.target.removeprefix(OWN), inputs, attrs, (), step.where))
+        outputs = tuple(Value(f"result{i}", window.type) for i, window in enumerate(step.outputs) if window is not None)
+        return state.call(Node(step.target.removeprefix(OWN), inputs, attrs, outputs, step.where))
 
     def _receive(self, step: Step, window: Window, view: View, result: Any, storages: set[int]) -> None:
         """Puts a result of PyTorch where the plan wants it. `storages`: of the operands and of earlier results."""
