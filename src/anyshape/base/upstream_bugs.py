@@ -45,6 +45,13 @@ FAULTS = (
     Fault("code that is left", DYNAMO, "2.13", "what one `torch.compile` leaves to PyTorch (a graph break in a loop), "
           "each later one of the same code leaves too", "`torch_compat/dynamo/copied_target.py` copies code objects",
           "`copy_of` returns its argument, tests/test_shared_code.py passes", checked=False),
+    Fault("exceptions in guards", DYNAMO, "2.13", "C++ clears what a guard that is written in Python raises, Ctrl-C too, "
+          "and takes the guard not to hold", "`frontend/capture/fast_dispatch.py` and "
+          "`torch_compat/dynamo/internals.py` ask again", "`_lost_interrupt` returns False, "
+          "tests/test_fast_dispatch.py passes", checked=False),
+    Fault("sizes of **keywords", DYNAMO, "2.13", "`torch.export` refuses `dynamic_shapes` of arguments that only "
+          "**keywords take", "`frontend/capture/export_called.py` gives the module a signature with names",
+          "`_with_names` returns its argument, tests/test_deploy_modules.py passes", checked=False),
     Fault("guards of nested tensors", DYNAMO, "2.13", "guards ask nested tensors for strides, which ends the process",
           "`frontend/callables/compiled_callable.py` looks for them before the call", "a compiled function that is "
           "called with a nested tensor after a padded one returns", checked=False),

@@ -94,13 +94,14 @@ def grid_sample(x: Array, grid: Array, mode: int, padding: int, align: bool) -> 
         taps.append([(inside(low + k, size) if mode == 2 else low + k,
                       cubic(low + k - at, CUBIC) if mode == 2 else np.maximum(1 - np.abs(low + k - at), 0))
                      for k in reach])
-    rows = np.arange(x.shape[0]).reshape(-1, *[1] * len(sizes))
+    rows: Any = np.arange(x.shape[0]).reshape(-1, *[1] * len(sizes))
     total = np.zeros((*grid.shape[:-1], x.shape[1]), x.dtype)
     for chosen in itertools.product(*taps):
         valid = math.prod((place >= 0) & (place < size) for (place, _), size in zip(chosen, sizes, strict=True))
         weight = math.prod(one for _, one in chosen) * valid
         places = [np.clip(place, 0, size - 1).astype(np.int64) for (place, _), size in zip(chosen, sizes, strict=True)]
-        total += x[(rows, slice(None), *places)] * np.asarray(weight, x.dtype)[..., None]
+        where: Any = (rows, slice(None), *places)
+        total += x[where] * np.asarray(weight, x.dtype)[..., None]
     return np.ascontiguousarray(np.moveaxis(total, -1, 1))
 
 

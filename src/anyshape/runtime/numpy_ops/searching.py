@@ -17,15 +17,19 @@ def searchsorted(ordered: Array, x: Any, out_int32: bool = False, right: bool = 
     """aten.searchsorted: where each of x [..., M] goes into its line of `ordered` [..., N] or [N]."""
     if sorter is not None:
         ordered = np.take_along_axis(ordered, sorter, -1)
-    where, x = ("right" if right or side == "right" else "left"), np.asarray(x)
+    x = np.asarray(x)
+
+    def places(line: Array, values: Array) -> Any:
+        return np.searchsorted(line, values, "right" if right or side == "right" else "left")
+
     dtype = np.int32 if out_int32 else np.int64
     if ordered.ndim == 1:
-        return np.asarray(np.searchsorted(ordered, x, where), dtype)
+        return np.asarray(places(ordered, x), dtype)
     if ordered.shape[:-1] != x.shape[:-1]:
         raise ValueError(f"{ordered.shape} and {x.shape} are not of the same lines")
     found = np.empty(x.shape, dtype)
     for line in np.ndindex(*x.shape[:-1]):
-        found[line] = np.searchsorted(ordered[line], x[line], where)
+        found[line] = places(ordered[line], x[line])
     return found
 
 
