@@ -214,9 +214,10 @@ def test_what_is_counted_is_what_was_predicted(trained):
             for record in limit.program.specializations.values():
                 dropped |= record.policy.dropped
                 phases.add(limit.backward.specializer.made(limit.later(values), record.policy).phases)
-    assert phases != {()}  # some of these backwards ran in phases
+    convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
+    assert phases != {()} or not convolves  # some of the backwards of convolutions ran in phases
     outside = {b.name for b in limit.program.specializer.keeps.outside}
-    assert bool(dropped & outside) == any(isinstance(part, nn.Conv2d) for part in module.modules())
+    assert bool(dropped & outside) == convolves
 
 
 def test_the_least_limit_is_below_what_keeping_everything_takes(trained):

@@ -190,7 +190,7 @@ def test_routines_run_as_python(compiled: Any) -> None:
         columns, room = words(4 * count), words(1 + 9 * count)
         for i in range(count):
             columns[i], columns[count + i], columns[2 * count + i] = sizes[i], firsts[i], lasts[i]
-        top = run(count, 0, columns, 0, 320, 320, 1 << 40, room, array_at(int, 0), array_at(int, 0))
+        top = run(count, 0, columns, 0, 320, 320, 1 << 40, room, array_at(int, 0), array_at(int, 0), 1)
         found.append((top, [room[i] for i in range(1 + count)]))
     assert found[0] == found[1] and found[0][1][0] == 1
     source, target = words(6), words(3)

@@ -45,8 +45,8 @@ FAULTS = (
     Fault("code that is left", DYNAMO, "2.13", "what one `torch.compile` leaves to PyTorch (a graph break in a loop), "
           "each later one of the same code leaves too", "`torch_compat/dynamo/copied_target.py` copies code objects",
           "`copy_of` returns its argument, tests/test_shared_code.py passes", checked=False),
-    Fault("exceptions in guards", DYNAMO, "2.13", "C++ clears what a guard that is written in Python raises, Ctrl-C too, "
-          "and takes the guard not to hold", "`frontend/capture/fast_dispatch.py` and "
+    Fault("exceptions in guards", DYNAMO, "2.13", "C++ clears what a guard that is written in Python raises, Ctrl-C "
+          "too, and takes the guard not to hold", "`frontend/capture/fast_dispatch.py` and "
           "`torch_compat/dynamo/internals.py` ask again", "`_lost_interrupt` returns False, "
           "tests/test_fast_dispatch.py passes", checked=False),
     Fault("sizes of **keywords", DYNAMO, "2.13", "`torch.export` refuses `dynamic_shapes` of arguments that only "
