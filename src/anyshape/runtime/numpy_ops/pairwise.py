@@ -1,4 +1,5 @@
-"""Probabilities of classes out of those of pairs of classes, by numpy, as libsvm and onnxruntime estimate them."""
+"""Pairwise coupling: probabilities of classes out of those of pairs of classes, by numpy, as libsvm and onnxruntime
+estimate them."""
 from __future__ import annotations
 
 import math
