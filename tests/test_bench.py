@@ -745,7 +745,7 @@ def test_our_launches_are_those_that_ran() -> None:
     assert seen == {"0.inference": launch_count.Launches(products=2, calls=2)}  # kernels run with products
     assert apart == {"0.inference": launch_count.Launches(kernels=1, products=1, calls=1)}
     assert alone == {"kernels": 0, "products": 1, "calls": 0, "copies": 0}
-    assert all(program.executable.profiles is None for program in one.programs)
+    assert all(program.executable.context.profiler.runs is None for program in one.programs)
     assert launch_count.of_step("eager", None, lambda: None) is None
 
 

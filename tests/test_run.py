@@ -236,7 +236,7 @@ def test_what_is_written_of_the_arena_is_counted_in_memory():
         assert [one.counted for one in seen] == [one.record.arena for one in seen]
         assert [one.counted for one in seen] == [run.specializer.arena(one.record.values) for one in seen]
         assert seen[0].counted > seen[1].counted > 0
-        assert run.context is before and run.profiles is None
+        assert run.context is before and before.profiler.runs is None
 
 
 def test_counting_in_memory_does_not_believe_the_plan():

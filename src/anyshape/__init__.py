@@ -17,6 +17,7 @@ from anyshape.base.version import __version__ as __version__
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import torch
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from anyshape.frontend.onnx_program import OnnxCallable
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
+    from anyshape.runtime.inspect.profile import Profile
 
 __all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo",
-           "compile_tensorflow", "consolidate", "load", "release", "reset_stats", "save", "stats", "strategy",
-           "train_step"]
+           "compile_tensorflow", "consolidate", "load", "profile", "release", "reset_stats", "save", "stats",
+           "strategy", "train_step"]
 
 
 P = ParamSpec("P")
@@ -365,6 +367,24 @@ def reset_stats() -> None:
     """Sets the counters of `stats` to 0; what is held now stays, and the peak starts from it."""
     from anyshape.base import counters
     counters.reset()
+
+
+def profile() -> AbstractContextManager[Profile]:
+    """Times the steps of all programs that run meanwhile, in all threads: compiled objects, train steps, loaded files.
+
+        with anyshape.profile() as profile:
+            fast(x)
+        print(profile)                                    # a table: ms, share, GFLOP/s, GB/s, step, source
+        profile.export_chrome_trace("trace.json")         # for Perfetto, or chrome://tracing
+
+    What PyTorch runs between programs is not in it (`torch.profiler` has that). Calls take a little longer meanwhile;
+    on a device each step is waited for.
+
+    Returns:
+        A context manager that gives the `Profile`, whose `steps()` are numbers: seconds, operations and bytes.
+    """
+    from anyshape.runtime.inspect.profile import profile as recorded
+    return recorded()
 
 
 def release() -> int:

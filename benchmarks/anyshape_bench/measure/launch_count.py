@@ -1,6 +1,6 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
-Ours are counted from what ran: the clock of `runtime/call/step_timer.py` has a mark for every step of the host that was
+Ours are counted from what ran: the clock of `backend/cpu/step_timer.py` has a mark for every step of the host that was
 reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
 product and the kernels that read its result, which counts as a product (backend/cpu/routines/parallel_region.py).
 Inductor's are counted in the Python that it generates, whose lines run one after another: what calls a kernel of its
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from anyshape.frontend.programs.graph_partition import SplitProgram
 from anyshape.frontend.programs.plain_program import PlainProgram
 from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, TiledGemmStep, parts_of
+from anyshape.runtime.context.profiling import recorded
 
 # what generated code calls that computes nothing
 NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
@@ -77,20 +79,17 @@ def counted(programs: Sequence[Any], apart: bool = False) -> Iterator[dict[str, 
     def add(name: str, found: Launches) -> None:
         seen[name] = seen.get(name, Launches()) + found
 
-    before = [executable.profiles for _, executable in executables]
-    for _, executable in executables:
-        executable.profiles = []
-    with _called(PlainProgram, lambda program: add(program.name, Launches(calls=operators(program.gm)))), \
+    with recorded() as runs, \
+            _called(PlainProgram, lambda program: add(program.name, Launches(calls=operators(program.gm)))), \
             _called(SplitProgram, lambda program: add(program.name, Launches(calls=len(program.calls)))):
         try:
             yield seen
         finally:
-            for (name, executable), own in zip(executables, before, strict=True):
-                for record, durations in executable.profiles:
-                    for number, _ in durations:
-                        for step in _steps(executable.ran(record).plan, number, apart):
+            for run, (name, executable) in itertools.product(runs, executables):
+                if run.program is executable.ran(run.record):
+                    for number, _ in run.steps:
+                        for step in _steps(run.program.plan, number, apart):
                             add(name, KINDS.get(type(step), Launches()))
-                executable.profiles = own
 
 
 def _steps(plan: Plan, number: int, apart: bool) -> Sequence[Step]:

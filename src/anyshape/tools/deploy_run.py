@@ -12,6 +12,7 @@ import numpy as np
 from anyshape.artifact.load import load
 from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import replacing
+from anyshape.runtime.inspect.profile import profile
 from anyshape.tools.named_file import named_file
 
 
@@ -23,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="", metavar="FILE.npz", help="where results go; shown when left out")
     parser.add_argument("--trust-native", action="store_true",
                         help="run the machine code in the file: for files that come from you")
+    parser.add_argument("--profile", action="store_true",
+                        help="show how long each step takes, of a second call at these sizes")
     parser.add_argument("--threads", type=int, default=0, help="at most; 0: as many as there are cores")
 
 
@@ -39,7 +42,12 @@ def main(arguments: argparse.Namespace) -> int:
                 named[name] = _read(path)
             else:
                 given.append(_read(path))
-        outputs = model.run(model.signature.flat(given, named))
+        flat = model.signature.flat(given, named)
+        outputs = model.run(flat)
+        if arguments.profile:
+            with profile() as found:
+                model.run(flat)
+            print(found)
         results = [(name, outputs[leaf]) for name, leaf in model.signature.result_names()]
         if arguments.output:
             try:

@@ -17,6 +17,7 @@ from torch import nn
 import anyshape
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
 from anyshape.plan.ir.show import show
+from anyshape.runtime.context.profiling import recorded
 from anyshape_bench.experiments.ablation.results import AGAIN, ALL, EAGER, TECHNIQUES, Answer, Row
 from anyshape_bench.harness.worker import Tell
 from anyshape_bench.measure.compiler import under
@@ -126,12 +127,7 @@ def _prepare(step: Step, variants: Variants, row: Row, inputs: Sequence[Inputs])
 def _arena(compiled: Any, step: Callable[[], object]) -> int | None:
     """Bytes of the arena in a step, of the program that has the most."""
     executables = [program.executable for program in compiled.programs]
-    for executable in executables:
-        executable.profiles = []
-    try:
+    with recorded() as runs:
         step()
-        return max((record.arena for executable in executables for record, _ in executable.profiles or ()),
-                   default=None)
-    finally:
-        for executable in executables:
-            executable.profiles = None
+    return max((run.record.arena for run in runs for executable in executables
+                if run.program is executable.ran(run.record)), default=None)

@@ -27,18 +27,14 @@ from anyshape.ir.graph import UNUSED
 from anyshape.kernel.fusion.result import FusedKernel
 from anyshape.plan.ir.liveness import live_bytes
 from anyshape.plan.ir.program import (
-    CopyStep,
     ExternStep,
     KernelStep,
     LibraryStep,
-    MemoryStep,
     Plan,
     Regime,
-    Step,
-    TiledGemmStep,
-    Window,
     parts_of,
 )
+from anyshape.plan.ir.step_text import step_text
 from anyshape.route.profile.routers import routers_of
 from anyshape.runtime.call.extern_table import CONVOLUTION
 from anyshape.sym.expr import Size, product, substitute, symbol
@@ -276,19 +272,3 @@ def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
                        for b in plan.buffers if b.in_arena or b.name in placed), end)
     return tuple(StepNote(number, step_text(step), step.where, substitute(size, names))
                  for number, (step, size) in enumerate(zip(plan.steps, live, strict=False)))
-
-
-def step_text(step: Step) -> str:
-    """What a step of a plan does, in a few words."""
-    if isinstance(step, KernelStep):
-        results = [step.params[i].buffer for i in step.outputs]
-        return f"kernel {step.regimes[-1].kernel[:9]} -> {', '.join(results)}"
-    if isinstance(step, TiledGemmStep):
-        return f"bands of {step.rows} rows: {'; '.join(map(step_text, parts_of(step)))}"
-    if isinstance(step, CopyStep):
-        return f"copy {step.source.buffer} -> {step.target.buffer}"
-    if isinstance(step, MemoryStep):
-        return f"memory: take {len(step.take)}, drop {len(step.drop)}"
-    results = [window.buffer for window in step.outputs if isinstance(window, Window)]
-    name = step.op if isinstance(step, LibraryStep) else step.target
-    return f"{name} -> {', '.join(results)}"

@@ -15,12 +15,12 @@ from anyshape.frontend.diagnostics.explain import (
     known_symbols,
     native_programs,
     program_notes,
-    step_text,
 )
 from anyshape.frontend.diagnostics.explain_data import AliveNote, Choice, MemoryCurve, Position, Refusal, WayBack
 from anyshape.frontend.diagnostics.memory_text import MemoryNote, limit_text
 from anyshape.frontend.programs.compile_program import NativeProgram, backward_name
 from anyshape.frontend.programs.session import Compilation
+from anyshape.plan.ir.step_text import step_text
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
 from anyshape.runtime.call.executable import Executable

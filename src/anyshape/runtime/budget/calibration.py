@@ -25,6 +25,7 @@ from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.program import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.context.profiling import recorded
 from anyshape.runtime.cost.step_cost import FLOATS
 from anyshape.runtime.memory.pools import Block
 from anyshape.sym.facts import Facts
@@ -93,10 +94,10 @@ def copied(threads: int, target: Target | None = None) -> float:
 def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, target: Target | None) -> float:
     """Seconds of the plan's only step in its fastest turn."""
     program = Executable(allocate(plan), threads=threads, target=target)
-    program.profiles = []
-    for _ in range(TURNS):
-        program([*inputs])
-    return min(seconds for _, steps in program.profiles for _, seconds in steps)
+    with recorded() as runs:
+        for _ in range(TURNS):
+            program([*inputs])
+    return min(run.seconds for run in runs if run.program is program)
 
 
 @lru_cache(maxsize=16)

@@ -113,7 +113,7 @@ class Executable(Program):
         space = None
         if self.limit is not None:
             record, space = self.limit.fit(record)
-        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
+        run = self._straight if self.straight and record.native and not undo else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
@@ -163,7 +163,7 @@ class Executable(Program):
         del inputs, values
         if not keeps:
             tape.values = []
-        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
+        run = self._straight if self.straight and record.native and not undo else self._run
         try:
             outputs = run(record, held, pointers, undo, kept)
         except BaseException as error:
@@ -211,7 +211,7 @@ class Executable(Program):
         if other is None:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
                               why="that has another order of steps", do="report it: a bug of the runtime")
-        other.context, other.profiles, other.otherwise = self.context, self.profiles, self.otherwise
+        other.context, other.otherwise = self.context, self.otherwise
         return other(args)
 
     def _private_kept(self, record: Specialization, inputs: Sequence[Any], tape_memory: TapeMemory | None) -> Block:
@@ -274,11 +274,8 @@ class Executable(Program):
                 addresses = [*kept.addresses, phases.block.address] if phases is not None else kept.addresses
                 for slot, chunk, byte in record.parts:
                     runner.bind(frame, slot, addresses[chunk] + byte)
-            if self.profiles is None:
-                code = runner.run(frame, call)
-            else:
-                code, times = runner.timed(record.payload, frame, call)
-                self.profiles.append((record, times))
+            profiler = context.profiler
+            code = runner.run(frame, call) if profiler.runs is None else profiler.run(self, record, frame, call)
             if code != DONE:
                 self._not_done(code, frame, call, inputs)
             for given, used in undo:

@@ -77,8 +77,6 @@ class Program:
         self.keeps = False  # calls save something, or keep to a limit
         # what does a call, with its arguments, that the device refuses
         self.otherwise: Callable[[list[Any], DeviceError], list[Any]] | None = None
-        self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
-        # of steps
         self.plain = self.order == tuple(range(len(self.dtypes))) and not plan.saved
         self.straight = self.order is not None and not self.lazy  # allocated at the start, returned as they are
         counters.count("programs")
@@ -110,8 +108,7 @@ class Program:
         try:
             if self.keeps:
                 return self._kept(record, inputs, pointers, undo)
-            run = self._straight if self.straight and record.native and not undo and self.profiles is None \
-                else self._run
+            run = self._straight if self.straight and record.native and not undo else self._run
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         except DeviceError as error:
             if given is None or self._has_written(error):
@@ -171,7 +168,8 @@ class Program:
                                       temporary.address, temporary.address + record.temporary, threads)
             assert self.steps is not None, "such a plan is refused when it is loaded"
             steps = self.steps(self, record, inputs, outputs, kept, temporary, frame)
-            code = self.runner.run(frame, steps)
+            profiler = self.context.profiler
+            code = self.runner.run(frame, steps) if profiler.runs is None else profiler.run(self, record, frame, steps)
             if code != DONE:
                 if steps.error is not None:
                     raise steps.error
@@ -221,7 +219,7 @@ class Program:
             frame = runner.frame(record.payload, (*pointers, *addresses), lower, temporary.address, spare, threads)
             for slot, chunk, byte in record.parts:
                 runner.bind(frame, slot, kept.addresses[chunk] + byte)
-            code = runner.run(frame)
+            code = runner.run(frame) if context.profiler.runs is None else context.profiler.run(self, record, frame)
             if code != DONE:
                 self._not_done(code, frame, None, inputs)
             if self.plain:

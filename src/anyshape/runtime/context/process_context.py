@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.base.config import Config
+from anyshape.runtime.context.profiling import PROCESS
 from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
@@ -43,6 +44,7 @@ class Context:
         self.idle = IdleRelease((self.temporary, self.kept), self.release)
         self.unread: list[Any] = []  # runs that have not ended (runtime/call/unread_status.py); the CPU has none
         self.devices: dict[Streams, Context] = {}
+        self.profiler = PROCESS
 
     def on(self, target: Target) -> Context:
         """What programs of a target share: of one without streams this, else the same with pools of its own, by

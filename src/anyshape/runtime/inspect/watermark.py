@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from anyshape.base.align import align
 from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.context.profiling import Profiler, recorded
 from anyshape.runtime.memory.pools import Block, Pool, whole
 from anyshape.runtime.specialize.specialization import Specialization
 
@@ -75,9 +76,9 @@ class _TemporaryPool(_Pool):
         self.seen = seen
 
     def give(self, block: Block) -> None:
-        runs = self.executable.profiles
+        runs = self.executable.context.profiler.runs
         if runs:
-            record = runs.pop()[0]
+            record = runs.pop().record
             pieces = [one for one in self.taken if one is not block]
             above = max((_written(piece, piece.bytes) for piece in pieces), default=0) if record.phases else 0
             above = above + record.temporary if above else _written(block, record.temporary)
@@ -110,8 +111,10 @@ def watched(executable: Executable) -> Iterator[list[Seen]]:
     context = copy.copy(before)
     context.kept = _Pool()
     context.temporary = _TemporaryPool(executable, context.kept, seen)
-    executable.context, executable.profiles = context, []
+    context.profiler = Profiler()
+    executable.context = context
     try:
-        yield seen
+        with recorded(context.profiler):
+            yield seen
     finally:
-        executable.context, executable.profiles = before, None
+        executable.context = before

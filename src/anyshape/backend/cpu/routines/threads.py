@@ -94,7 +94,7 @@ def parallel_for(block: CallBlock, routine: int | Callable[..., int], data: int,
         if region.watched != 0 and 2 * region.lost > waited:
             load.until = end + minimum(WORTH * waited, LONGEST)
             load.alone += 1
-            if block.times == 0:
+            if block.times == 0:  # a run that is timed keeps to the clock that it began with
                 block.threads = 1
     return 0
 
@@ -120,7 +120,7 @@ def look(block: CallBlock) -> int:
     """Has a call that begins use one thread while the machine is busy."""
     functions = block.functions
     until = functions.load.until
-    if until != 0 and block.threads > 1 and block.times == 0:
+    if until != 0 and block.threads > 1:
         if now(functions, MONOTONIC) < until:
             block.threads = 1
         else:
