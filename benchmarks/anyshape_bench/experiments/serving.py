@@ -8,7 +8,7 @@ docs/deploy.md` puts the table there.
 Each round starts a fresh server process, warms it with every length once, and sends the same requests in the same
 order; backends take turns. onnxruntime runs in two ways, and its better one is compared: one thread a call and as many
 calls as cores, as ours, or one call at a time on all cores. All have the same batching. Every answer is checked against
-onnxruntime's own.
+onnxruntime's own. Beside it stands the bound: the products of a request at the FMA peak of a core.
 """
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from anyshape.tools.serve.protocol import TensorSpec
 from anyshape.tools.serve.served import Hosted, Rows, Served
 from anyshape_bench.harness.machine import machine
 from anyshape_bench.harness.marked_part import write_part
+from anyshape_bench.measure.fma_peak import fma_peak
 from anyshape_bench.measure.http_load import Load, run
 from anyshape_bench.measure.statistics import median_of, quantile
 
@@ -89,8 +90,9 @@ def server(folder: Path, way: str) -> None:
     serve(Hosted({"encoder": model}), settings, "127.0.0.1", 0, 30)
 
 
-def prepare(folder: Path) -> tuple[list[bytes], list[Any]]:
-    """Writes both models; requests, and what onnxruntime answers to each alone."""
+def prepare(folder: Path) -> tuple[list[bytes], list[Any], float]:
+    """Writes both models; requests, what onnxruntime answers to each alone, and operations of products that a request
+    has on average."""
     import onnx
 
     import anyshape
@@ -101,7 +103,11 @@ def prepare(folder: Path) -> tuple[list[bytes], list[Any]]:
     lengths = np.resize(np.arange(*LENGTHS), INPUTS)
     inputs = [draw.integers(0, 1000, (1, int(length))) for length in lengths]
     own = OrtModel(str(folder / "encoder.onnx"), 1)
-    return [request_of(one) for one in inputs], [own.run([one])[0] for one in inputs]
+    with anyshape.load(folder / "encoder.any", trust_native=True) as model, anyshape.profile() as profile:
+        for one in inputs:
+            model(one)
+        operations = sum(step.operations for step in profile.steps()) / len(inputs)
+    return [request_of(one) for one in inputs], [own.run([one])[0] for one in inputs], operations
 
 
 def request_of(ids: Any) -> bytes:
@@ -174,7 +180,19 @@ def table(results: dict[str, Any]) -> str:
     said = (f"Against the better of onnxruntime's: {', '.join(ratios)}. {results['clients']} clients, lengths "
             f"{LENGTHS[0]} to {LENGTHS[1] - 1}, {facts['processor']}, {facts['cores']} cores, {facts['date']}, commit "
             f"{facts['commit']}.")
-    return "\n".join([*lines, "", said, ""])
+    return "\n".join([*lines, "", said, *bound(results), ""])
+
+
+def bound(results: dict[str, Any]) -> list[str]:
+    """What the FMA peak says of a request; nothing of results of before."""
+    if "fma_peak" not in results:
+        return []
+    own = results["ways"]["anyshape"]
+    least, taken = results["operations"] / results["fma_peak"], own["busy"] - own["front"]
+    return ["", f"**The bound.** A request has {results['operations'] * 1e-6:.0f} million operations of products on "
+                f"average: {least * 1e3:.2f} ms at the FMA peak of a core while all are busy "
+                f"({results['fma_peak'] * 1e-9:.0f} GFLOP/s), of the {taken * 1e3:.2f} ms that the program takes "
+                f"({least / taken:.0%})."]
 
 
 def main() -> None:
@@ -197,12 +215,13 @@ def main() -> None:
     loads: dict[str, list[Load]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="anyshape-serving-") as name:
         folder = Path(name)
-        requests, wanted = prepare(folder)
+        requests, wanted, operations = prepare(folder)
         for number in range(given.rounds):
             for way in list(WAYS)[number % len(WAYS):] + list(WAYS)[:number % len(WAYS)]:
                 loads[way].append(measure(folder, way, requests, wanted, given.requests, number))
                 print(f"round {number}, {way}: {summary(loads[way][-1:])}", flush=True)
     results = {"machine": machine(), "clients": CLIENTS, "requests": given.requests, "rounds": given.rounds,
+               "operations": operations, "fma_peak": fma_peak(CORES),
                "ways": {way: summary(found) for way, found in loads.items()}}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
