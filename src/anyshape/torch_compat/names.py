@@ -79,7 +79,8 @@ NEEDED = {
 # Programs for all sizes, 0 and 1 included: all of these, or torch's own way of tracing.
 ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) for path in (
     f"{DYNAMO}utils.run_node", "torch._subclasses.fake_impls", f"{RULES}_compute_slice_index",
-    f"{RULES}op_implementations_dict",
+    f"{RULES}op_implementations_dict", "torch.fx.experimental.proxy_tensor.proxy_call",
+    "torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode",
     "torch.fx.experimental._config.backed_size_oblivious", "torch.fx.experimental.sym_node.SymNode",
     f"{SHAPES}make_symbol", f"{SHAPES}_static_eval_sym_bool", f"{SHAPES}_guard_or",
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",

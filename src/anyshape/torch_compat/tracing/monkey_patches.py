@@ -37,6 +37,10 @@ WHILE_TRACING = {
     **{SHAPES + name: GENERAL for name in ("_guard_or", "_static_eval_sym_bool")},
     SHAPES + "make_symbol": "torch's symbols of sizes are positive; 0 is a size, too",
     "torch._dynamo.utils.run_node": "says whether Python of the user asks a size, or an operator",
+    "torch.fx.experimental.proxy_tensor.proxy_call": "the same for the trace of torch.export",
+    "torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode.__torch_function__":
+        "the same for methods in torch.export that ask before they are operators",
+    "torch.export.ExportedProgram.run_decompositions": "the same for its operators' decompositions",
     "torch._functorch.aot_autograd.aot_module_simplified": "the same for the backward's trace",
     "torch._C._select_conv_backend": "asks sizes for a layout: its answer changes no result, and is no guard",
     "torch.backends.opt_einsum.get_opt_einsum": "an einsum of three takes sizes as numbers to choose its path",

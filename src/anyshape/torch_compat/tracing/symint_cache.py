@@ -130,10 +130,15 @@ def _patched(patches: Sequence[Patch]) -> Iterator[None]:
 
 
 class _Asking:
-    """Who asks a size. running: "operator", or "layout" where no answer changes a result; empty: the user's Python."""
+    """Who asks a size. running: "operator", or "layout" where no answer changes a result; "function" of torch's written
+    in Python, which asks as the user's does, but for what its methods of tensors ask; empty: the user's Python."""
 
     def __init__(self) -> None:
         self.running: list[str] = []
+
+    def operator(self) -> str:
+        """The word, or empty where Python asks."""
+        return self.running[-1] if self.running and self.running[-1] != "function" else ""
 
     def within(self, word: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, during which `word` asks."""
@@ -160,16 +165,18 @@ def _of_numbers(asking: _Asking) -> list[Patch]:
     import sympy
     SymNode = compat.need("torch.fx.experimental.sym_node.SymNode")
     guard, check, remainder = SymNode.guard_bool, SymNode.expect_true, SymNode.mod
+    in_python = SymNode.bool_.__code__  # of `if`; C++ calls guard_bool itself
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
-        answer = _general_answer(self, asking.running[-1]) if asking.running else None
-        if not asking.running:
+        word = asking.operator() or (asking.running and sys._getframe(1).f_code is not in_python and "operator")
+        answer = _general_answer(self, word) if word else None
+        if not word:
             _guard_rows(self)
         return guard(self, file, line) if answer is None else answer
 
     def expect_true(self: Any, file: str, line: int) -> bool:
         # what must hold is no choice between two ways; that a size is not 0 or 1 is asked again of such a call's shapes
-        if asking.running and self.shape_env._maybe_evaluate_static(self.expr, size_oblivious=True) is sympy.true:
+        if asking.operator() and self.shape_env._maybe_evaluate_static(self.expr, size_oblivious=True) is sympy.true:
             return True
         return bool(asking.as_python(check, self, file, line))
 
@@ -177,7 +184,7 @@ def _of_numbers(asking: _Asking) -> list[Patch]:
         try:
             return remainder(self, other)
         except ZeroDivisionError:
-            if not asking.running:
+            if not asking.operator():
                 raise
             return self.wrap_int(1)  # torch's rules for strides ask whether 0 divides a size: it does not
 
@@ -205,7 +212,7 @@ def _of_conditions(asking: _Asking) -> list[Patch]:
             answer = static(condition)
             if answer is not None:
                 known[key] = answer
-        if answer is None and asking.running and isinstance(condition, torch.SymBool):
+        if answer is None and asking.operator() and isinstance(condition, torch.SymBool):
             formula = node.expr
             if formula not in positive:
                 positive[formula] = _where_positive(formula)
@@ -255,6 +262,7 @@ def _of_slices(asking: _Asking) -> list[Patch]:
 def _of_operators(asking: _Asking) -> list[Patch]:
     """Where operators are traced."""
     import torch
+    from torch.fx.experimental import proxy_tensor
     utils, aot_autograd, convolutions = map(compat.need, (
         "torch._dynamo.utils", "torch._functorch.aot_autograd", "torch._C._select_conv_backend"))
     python_run, operator_run = utils.run_node, asking.within("operator", utils.run_node)
@@ -276,8 +284,20 @@ def _of_operators(asking: _Asking) -> list[Patch]:
             arguments = tuple(flags.get(place, value) for place, value in enumerate(arguments))
         return operator_run(tracer, node, arguments, keywords, *rest)
 
+    def of_function(self: Any, function: Any, *rest: Any, **keywords: Any) -> Any:
+        # `x.contiguous()` asks before it is an operator; `x.is_contiguous()` is the user's own question
+        if getattr(function, "__name__", "").startswith("is_"):
+            return torchs(self, function, *rest, **keywords)
+        return (python if isinstance(function, FunctionType) else operator)(self, function, *rest, **keywords)
+
+    exported, functions = torch.export.ExportedProgram, proxy_tensor.PreDispatchTorchFunctionMode
+    torchs = functions.__torch_function__
+    python, operator = (asking.within(word, torchs) for word in ("function", "operator"))
     return [(utils, "run_node", run_node),
             (aot_autograd, "aot_module_simplified", asking.within("operator", aot_autograd.aot_module_simplified)),
+            (proxy_tensor, "proxy_call", asking.within("operator", proxy_tensor.proxy_call)),
+            (functions, "__torch_function__", of_function),
+            (exported, "run_decompositions", asking.within("operator", exported.run_decompositions)),
             (torch._C, "_select_conv_backend", asking.within("layout", convolutions)),
             (torch.backends.opt_einsum, "get_opt_einsum", by_hints(torch.backends.opt_einsum.get_opt_einsum))]
 
