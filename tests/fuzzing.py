@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 from anyshape.base.config import Config
 from anyshape.base.errors import VerifyError
 from anyshape.compiler.driver import compile_graph

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import anyshape
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 import reference_words
 from anyshape.backend.cpu.bytecode import format, plan_template, products
 from anyshape.backend.cpu.llvm import jit

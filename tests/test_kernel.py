@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 from anyshape.backend.cpu.machine.target import HARDWARE
 from anyshape.base.config import Config
 from anyshape.base.errors import IndexRangeError

@@ -17,11 +17,12 @@ import numpy
 import pytest
 import torch
 
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.compiler.driver import compile_graph
+from anyshape.compiler.shape_preconditions import uncertain_sizes
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import OPS
@@ -31,14 +32,12 @@ from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
 from anyshape.ops.collective import COLLECTIVES
 from anyshape.ops.routing import ROUTING
-from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
 from anyshape.plan.ir.program import ExternStep
 from anyshape.runtime.torch_ops.extern_calls import call_extern, compile_extern
 from anyshape.runtime.torch_ops.reference_interpreter import interpret, scalar_function, uniform
-from anyshape.sym.expr import Size, evaluate, root, symbol
+from anyshape.sym.expr import Size, dense_strides, evaluate, root, symbol
 from anyshape.sym.facts import Facts
-from anyshape.sym.index_arithmetic import dense_strides
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 n, m = symbol("n"), symbol("m")

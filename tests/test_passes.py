@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, ParseError, VerifyError
 from anyshape.compiler.driver import compile_graph

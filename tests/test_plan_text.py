@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import anyshape
 from anyshape.base.errors import ParseError
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.parse import HOMES, INDEXED, parse, parse_lines
+from anyshape.plan.ir.parse import HOMES, INDEXED, SPOKEN, parse, parse_lines
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -27,7 +27,7 @@ from anyshape.plan.ir.program import (
     TiledGemmStep,
     Window,
 )
-from anyshape.plan.ir.show import SPOKEN, show
+from anyshape.plan.ir.show import show
 from anyshape.sym.expr import floordiv, maximum, minimum, mod, root, scaled, symbol
 from anyshape.sym.facts import Facts
 from recorded import MODELS, plans

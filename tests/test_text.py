@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import anyshape.ops  # noqa: F401  (fills the op table)
+import anyshape.ops.table  # noqa: F401  (fills the op table)
 from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value

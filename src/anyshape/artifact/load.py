@@ -10,17 +10,16 @@ judged at every new set of sizes before it runs.
 from __future__ import annotations
 
 import gc
-import hashlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyshape.artifact import arrays, kept_code
+from anyshape.artifact import arrays
 from anyshape.artifact.format import safetensors
 from anyshape.artifact.format.container import WEIGHTS, Container, refused
 from anyshape.artifact.format.safetensors import parse_json
@@ -32,8 +31,7 @@ from anyshape.artifact.requirements import FORMAT, VERSION, VERSIONS, check
 from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
-from anyshape.base.config import Config
-from anyshape.base.disk_cache import cache_of
+from anyshape.base.digests import sha256
 from anyshape.base.errors import ArtifactError, ConfigError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.liveness import peak_bytes
@@ -45,6 +43,9 @@ from anyshape.runtime.driver.numpy_driver import NumpyDriver
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.sym.expr import evaluate
+
+if TYPE_CHECKING:
+    from anyshape.base.config import Config
 
 _compiling = threading.Lock()
 
@@ -120,7 +121,7 @@ def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
     they are read only where `all_bytes`."""
     for name in container.places.keys() - {"format.json"}:
         if name != WEIGHTS or all_bytes:
-            if hashlib.sha256(container.part(name)).hexdigest() != head.digests[name]:
+            if sha256(container.part(name)).hexdigest() != head.digests[name]:
                 raise refused(f"{container.path}: {name}", "its bytes are not those that were saved",
                               "copy the file again")
 
@@ -149,6 +150,10 @@ def _without_trust(container: Container, head: Head, weights: Mapping[str, tuple
                             why="llvmlite is not installed, and the file's machine code is not trusted",
                             do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True "
                                "(--trust-native on the command line)") from None
+    # what compiles is not needed where machine code is trusted
+    from anyshape.artifact import kept_code
+    from anyshape.base.config import Config
+    from anyshape.base.disk_cache import cache_of
     config, threads = Config.make(), options[1]
     cache = cache_of(config)
     key = "" if cache is None else kept_code.key_of(container.data("graph.txt"), head.needed, config, threads)
@@ -166,6 +171,7 @@ def _without_trust(container: Container, head: Head, weights: Mapping[str, tuple
 def _compiled(container: Container, head: Head, config: Config,
               threads: int) -> tuple[Any, Plan, Sequence[LoadedKernel]]:
     """The graph of the file, compiled by this process."""
+    from anyshape.base.disk_cache import cache_of
     from anyshape.compiler.driver import plan_graph
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
     with _compiling:

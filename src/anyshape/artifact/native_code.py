@@ -8,7 +8,6 @@ someone trusts it.
 """
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from anyshape.artifact.format.elf import LoadedObjects
 from anyshape.artifact.format.safetensors import parse_json
 from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
 from anyshape.backend.targets import deployment
+from anyshape.base.digests import sha256
 from anyshape.base.errors import ArtifactError
 
 
@@ -28,12 +28,12 @@ def encode(machine: Any, modules: Mapping[str, bytes]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     names = {}
     for module, code in modules.items():
-        member = f"native/{hashlib.sha256(code).hexdigest()[:16]}.o"
+        member = f"native/{sha256(code).hexdigest()[:16]}.o"
         found[member] = code
         names[module] = member
     entry = {"machine": asdict(machine), "code": deployment().generator(), "modules": names}
     text = json.dumps(entry, indent=1).encode()
-    return {f"native/{hashlib.sha256(text).hexdigest()[:16]}.json": text, **found}
+    return {f"native/{sha256(text).hexdigest()[:16]}.json": text, **found}
 
 
 def native_code(container: Container) -> NativeCode:

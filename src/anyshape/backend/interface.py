@@ -12,12 +12,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from anyshape.kernel.loop_ir.program import LoopProgram
-from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.size_function import SizeFunction
+
+if TYPE_CHECKING:
+    from anyshape.kernel.loop_ir.program import LoopProgram
+    from anyshape.kernel.schedule.hardware_params import HardwareParams
 
 # how the run of a plan ends: well; a step's check failed; Python failed at a step; an input with elements has no
 # address; or it is on its stream, and how it ends is not known yet

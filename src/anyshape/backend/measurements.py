@@ -5,13 +5,13 @@ and the versions of torch and of the code generator, so that a cache that severa
 """
 from __future__ import annotations
 
-import hashlib
 import math
 import struct
 import threading
 from collections.abc import Callable
 
 from anyshape.backend.interface import ObjectCache
+from anyshape.base.digests import sha256
 
 VERSION = 2  # of how it is measured
 NUMBER = struct.Struct("<d")
@@ -69,7 +69,7 @@ class Measurements:
 
 def key_of(what: str, machine: str) -> str:
     """The name of a measurement in the cache."""
-    return hashlib.sha256(f"speed {VERSION} {what} on {machine}".encode()).hexdigest()
+    return sha256(f"speed {VERSION} {what} on {machine}".encode()).hexdigest()  # type: ignore[no-any-return]
 
 
 def _is_sound(number: float) -> bool:

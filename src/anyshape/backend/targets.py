@@ -3,12 +3,13 @@ target uses. A device is a folder of this package and a line here; its code is i
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyshape.backend.interface import HostRoutines, Target
-from anyshape.base.config import Config
-from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import DeviceError
+
+if TYPE_CHECKING:
+    from anyshape.base.config import Config
 
 # PyTorch's word for a kind of devices -> module with `target_of(cache, products)`; of devices with numbers or drivers
 # also `device_target_of(cache, products, device, graphs_after)`
@@ -25,6 +26,7 @@ def target_of(config: Config, device: str = "") -> Target:
     Raises:
         DeviceError: there is no target for such devices, or this one cannot be used.
     """
+    from anyshape.base.disk_cache import cache_of  # not needed where machine code is loaded
     kind = device.partition(":")[0]
     name = DEFAULT if kind in ("", "cpu") else kind
     if name not in TARGETS:
@@ -38,12 +40,15 @@ def target_of(config: Config, device: str = "") -> Target:
 
 def usual_target() -> Target:
     """The target of the environment's settings."""
+    from anyshape.base.config import Config
     return target_of(Config.make())
 
 
 def host_routines() -> HostRoutines:
     """The host's own native routines: one object for all of the process. Their object code is kept where that of the
     first program is, or where the environment says."""
+    from anyshape.base.config import Config
+    from anyshape.base.disk_cache import cache_of
     return _module(HOST).first_routines(lambda: cache_of(Config.make()))  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,6 @@ Files are told by their contents, not by their times: installed again, or in ano
 """
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ _IMPORTED = time.time()
 @lru_cache(maxsize=1)
 def own_sources() -> str:
     """The digest; "" where a file was changed since this process began, which may run what it contained before."""
+    import hashlib  # with OpenSSL, which is faster over so much
     whole = hashlib.sha256()
     try:
         for path in sources_in(PACKAGE):

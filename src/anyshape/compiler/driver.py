@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import anyshape.ops.table  # noqa: F401  fills the table of ops
 from anyshape.backend.interface import Target
 from anyshape.backend.targets import target_of
 from anyshape.base import counters
@@ -19,6 +20,7 @@ from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
 from anyshape.compiler.gemm_epilogue import fuse_epilogues
+from anyshape.compiler.shape_preconditions import divided_sizes, selected_sizes, uncertain_sizes
 from anyshape.compiler.stages import KERNELS, LLVM, check_names, stages_of
 from anyshape.compiler.undefined_gradients import given, zeros_of
 from anyshape.ir.asynchronous import WAIT
@@ -32,7 +34,6 @@ from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.loop_ir.show import content_name
 from anyshape.kernel.loop_ir.show import show as show_kernel
 from anyshape.kernel.schedule.multiversion import Versions, versions
-from anyshape.ops.shape_preconditions import divided_sizes, selected_sizes, uncertain_sizes
 from anyshape.passes.dce import dce
 from anyshape.passes.driver import pipeline
 from anyshape.plan.driver.pipeline import PLAN_ROAD, PlanPasses

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import anyshape.ops.table  # noqa: F401  fills the table of ops
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import kind_of, size_of

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anyshape.sym.expr import Size, product
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Size, dense_strides, product
 
 # name -> (bytes per element, kind); kind is one of float, int, uint, bool, complex
 DTYPES: dict[str, tuple[int, str]] = {

@@ -20,8 +20,7 @@ from anyshape.ops.type_rules import (
     sizes,
     tensor,
 )
-from anyshape.sym.expr import Expr, Size
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Expr, Size, dense_strides
 
 
 def _infer_full(name: str, inputs: Inputs, attrs: Attrs) -> Types:

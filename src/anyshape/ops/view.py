@@ -22,8 +22,8 @@ from anyshape.ops.type_rules import (
     sizes,
     tensor,
 )
-from anyshape.sym.expr import Expr, Size, product
-from anyshape.sym.index_arithmetic import dense_strides, groups, reshape_index
+from anyshape.sym.expr import Expr, Size, dense_strides, product
+from anyshape.sym.index_arithmetic import groups, reshape_index
 
 Sizes = tuple[Size, ...]
 Strided = tuple[Sizes, Size] | None

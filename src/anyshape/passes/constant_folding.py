@@ -168,7 +168,7 @@ def _pointwise(replay: Replay, node: Node) -> Operand | None:
     if node.op == "cast":
         return _cast(replay, node)
     if node.op == "divisor":  # a number or a size is looked at before the call (`divided_sizes` in
-    # ops/shape_preconditions.py)
+    # compiler/shape_preconditions.py)
         return node.inputs[0] if _constant(replay, node.inputs[0]) is not None else None
     values: list[Operand] = []
     found = False

@@ -397,6 +397,16 @@ def product(sizes: Iterable[Size]) -> Size:
     return result
 
 
+def dense_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Row-major strides in elements."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
 def symbols_of(size: Size) -> frozenset[str]:
     """The names that occur in `size`, inside calls too."""
     if isinstance(size, int):

@@ -9,6 +9,7 @@ from anyshape.sym.expr import (
     Expr,
     Size,
     coefficient_of,
+    dense_strides,
     divide,
     floordiv,
     product,
@@ -100,16 +101,6 @@ def reshape_index(source: tuple[Size, ...], result: tuple[Size, ...], index: Ind
         if group.source:
             found[group.source[0]] = offset
     return tuple(found)
-
-
-def dense_strides(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """Row-major strides in elements."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * size
-    return tuple(reversed(strides))
 
 
 def has_division(size: Size, names: Mapping[str, Size]) -> bool:

@@ -6,19 +6,21 @@ raise for a text that nobody would write is one error here, in the words of file
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import anyshape.ops  # noqa: F401  fills the table of ops
 from anyshape.artifact.format.container import refused
 from anyshape.base.errors import AnyShapeError
 from anyshape.ir.graph import Graph, effect_of
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.parse import parse as read_plan
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.verify import verify as verify_plan
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
+
+if TYPE_CHECKING:
+    from anyshape.kernel.loop_ir.program import LoopProgram
 
 MOST_NODES = 200_000
 MOST_ELEMENTS = 1 << 62
@@ -30,7 +32,8 @@ def parse_graph(text: str, needed: Sequence[str], where: str) -> tuple[Graph, tu
     Raises:
         ArtifactError: it is none, or asks for what a file may not have.
     """
-    from anyshape.ir.parse import parse as read_graph  # not needed where a file's plan is trusted
+    import anyshape.ops.table  # noqa: F401  fills the table of ops; not needed where a file's plan is trusted
+    from anyshape.ir.parse import parse as read_graph
     from anyshape.ir.verify import verify
     from anyshape.runtime.numpy_ops import reason_against
     if text.count("\n") > MOST_NODES:

@@ -2,13 +2,12 @@
 in processes with torch and without, with LLVM and without."""
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyshape.backend.cpu.autotune import Autotune
 from anyshape.backend.cpu.bytecode.encode_plan import encode
@@ -20,11 +19,14 @@ from anyshape.backend.cpu.target import CpuTarget
 from anyshape.backend.interface import ObjectCache
 from anyshape.backend.loaded_code import CodeSource, LoadedKernel
 from anyshape.backend.measurements import Measurements
+from anyshape.base.digests import blake2b
 from anyshape.base.errors import ArtifactError
 from anyshape.base.own_sources import PACKAGE, sources_in
 from anyshape.base.version import __version__
-from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
+
+if TYPE_CHECKING:
+    from anyshape.kernel.loop_ir.program import LoopProgram
 
 # what makes the words of a plan, and what reads them
 GENERATOR = ("backend/cpu/bytecode", "backend/cpu/machine/low_precision.py", "backend/cpu/microkernels",
@@ -43,7 +45,7 @@ _FIELDS: dict[str, type] = {"triple": str, "cpu": str, "features": str, "vector_
 @lru_cache(maxsize=1)
 def generator() -> str:
     """A digest of everything that turns a plan into words, and of what reads them."""
-    digest = hashlib.sha256(__version__.encode())
+    digest = blake2b(__version__.encode(), digest_size=32)
     for place in GENERATOR:
         path = f"{PACKAGE}/{place}"
         for name in [path] if place.endswith(".py") else sources_in(path):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.products import native, takes_any_strides
@@ -12,8 +12,10 @@ from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache, Streams
 from anyshape.backend.loaded_code import LoadedKernel
-from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
+
+if TYPE_CHECKING:
+    from anyshape.kernel.loop_ir.program import LoopProgram
 
 USUAL = "f32"  # the dtype whose products most programs need
 

@@ -204,7 +204,7 @@ class Translator:
 
     def divisor(self, y: Any) -> Any:
         """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
-        sizes are looked at before the program runs (`divided_sizes` in ops/shape_preconditions.py)."""
+        sizes are looked at before the program runs (`divided_sizes` in compiler/shape_preconditions.py)."""
         if isinstance(y, Value) and not is_float(self.out.dtype):
             return self.op("divisor", self.cast(y, self.out.dtype), count=self.out.count)
         return y

@@ -12,8 +12,7 @@ import torch
 from anyshape.frontend.aten.table import Decline, Translator, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Size, maximum, minimum, product
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Size, dense_strides, maximum, minimum, product
 from anyshape.torch_compat import aten
 
 prims = torch.ops.prims

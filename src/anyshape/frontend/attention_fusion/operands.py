@@ -17,8 +17,7 @@ from torch.fx import Graph, Node
 
 from anyshape.frontend.attention_fusion.patterns import PatternStep, traced
 from anyshape.frontend.symbols.symint import SymIntImporter
-from anyshape.sym.expr import Size, product
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Size, dense_strides, product
 
 
 class MatchFailure(Exception):

@@ -22,8 +22,7 @@ from torch.fx import Graph, Node
 
 from anyshape.frontend.attention_fusion.operands import AttentionMatch, Laid, MatchFailure, ScoreStep, Writer
 from anyshape.frontend.attention_fusion.patterns import traced
-from anyshape.sym.expr import Size, symbols_of
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Size, dense_strides, symbols_of
 from anyshape.torch_compat import aten
 from anyshape.torch_compat.versions import api
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from anyshape import ops
 from anyshape.backend.interface import Target
 from anyshape.backend.targets import usual_target
 from anyshape.base.errors import VerifyError
@@ -44,6 +43,7 @@ from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph, Operand, Value
 from anyshape.ir.types import NATIVE, TensorType
+from anyshape.ops import table as ops
 from anyshape.runtime.memory.tape import make_tape, tape_get
 from anyshape.runtime.torch_ops.extern_calls import BY_STORAGE
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape import ops
 from anyshape.backend.interface import Target
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported, VerifyError
@@ -59,6 +58,7 @@ from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType, kind_of
+from anyshape.ops import table as ops
 from anyshape.passes.dce import dce
 from anyshape.sym.expr import Expr, Size, coefficient_of, divide, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape import ops
 from anyshape.backend.interface import Target
 from anyshape.base.errors import AnyShapeError, InputError, Unsupported, VerifyError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator
@@ -41,6 +40,7 @@ from anyshape.frontend.symbols.numpy_arrays import to_tensor
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType
+from anyshape.ops import table as ops
 from anyshape.sym.expr import Expr, Size, coefficient_of, floordiv, mod, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative

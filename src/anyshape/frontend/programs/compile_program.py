@@ -11,6 +11,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
 from anyshape.compiler.driver import compile_backward, compile_pair
+from anyshape.compiler.shape_preconditions import uncertain_sizes
 from anyshape.compiler.stages import check_names
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
@@ -23,7 +24,6 @@ from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
 from anyshape.ir.ir_dumps import check_edit
 from anyshape.ir.types import TensorType
-from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.plan.schedule.ilp import check_installed
 from anyshape.runtime.memory.offload_store import check_folder
 from anyshape.runtime.torch_ops.extern_calls import FUNCTIONAL

@@ -105,7 +105,7 @@ def _under_root(value: sympy.Basic) -> sympy.Basic | None:
 
 def _rooted(sizes: SizeReader, value: sympy.Basic, size: Size) -> Size:
     """The square root of a size, rounded as `value` says. Where it may be less than 0, as n - 1 for n = 0, calls with
-    such a size are refused (`ops/shape_preconditions.py`); PyTorch refuses them too."""
+    such a size are refused (`compiler/shape_preconditions.py`); PyTorch refuses them too."""
     if sizes.range_of(size)[0] is None:
         raise cannot(value)
     exact = _square_root(sizes, size)

@@ -14,8 +14,7 @@ from anyshape.base.errors import Unsupported
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
-from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.sym.expr import Expr, Size, coefficient_of, dense_strides, symbols_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 from anyshape.torch_compat.user_lines import is_library
 

@@ -24,6 +24,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError, LimitEr
 from anyshape.base.version import __version__
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
+from anyshape.compiler.shape_preconditions import uncertain_sizes
 from anyshape.dist.buckets import bucketed, messages_text
 from anyshape.dist.halves import gathered_first, halves_of
 from anyshape.dist.lower import lowered
@@ -53,7 +54,6 @@ from anyshape.ir.alpha_rename import nameless, with_symbols
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
-from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.dce import dce
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal, said, told_once
 from anyshape.runtime.collectives.lost_rank import meet_peers

@@ -15,6 +15,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import Unsupported
 from anyshape.compiler.compiled import BackwardGraph
 from anyshape.compiler.driver import compile_pair
+from anyshape.compiler.shape_preconditions import uncertain_sizes
 from anyshape.dist.halves import halves_of
 from anyshape.dist.row_tiling import BANDS, tile_rows
 from anyshape.frontend.importer.fx_to_graph import to_graph
@@ -24,7 +25,6 @@ from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.frontend.train_step.partition import HalvesOrder, HalvesProgram, StepHalves, joined
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph
-from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.constant_folding import constant_folding
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce

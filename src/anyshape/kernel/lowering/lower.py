@@ -26,11 +26,10 @@ from anyshape.kernel.loop_ir.program import Instruction, Stage
 from anyshape.kernel.lowering.group import FusionGroup, Lowered, NotLowerable
 from anyshape.kernel.lowering.loop_nest import Nest, program_of
 from anyshape.kernel.schedule.hardware_params import HardwareParams
-from anyshape.sym.expr import Size, divide, product, symbol, symbols_of
+from anyshape.sym.expr import Size, dense_strides, divide, product, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.index_arithmetic import (
     Index,
-    dense_strides,
     has_division,
     linear,
     reshape_index,

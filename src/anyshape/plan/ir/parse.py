@@ -9,7 +9,6 @@ from typing import Any, ForwardRef, get_args, get_origin, get_type_hints
 
 from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.scanner import COMMENT, INTEGER, NAME, STRING, Scanner
-from anyshape.ir.show import attr_text
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import (
     External,
@@ -37,10 +36,21 @@ from anyshape.plan.ir.program import (
     TiledGemmStep,
     Window,
 )
-from anyshape.plan.ir.show import PLAN_NAME, SPOKEN
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
+# fields that have words of their own in the text
+SPOKEN: dict[type, tuple[str, ...]] = {
+    Buffer: ("name", "bytes", "home", "first", "last"),
+    KernelStep: ("regimes", "params", "handed"),
+    LibraryStep: ("op", "inputs", "outputs", "attrs"),
+    ExternStep: ("target", "inputs", "outputs"),
+    TiledGemmStep: ("product", "kernel", "result", "rows"),
+    CopyStep: ("source", "target"),
+    MemoryStep: ("take", "drop"),
+    Plan: ("name", "inputs", "outputs", "saved", "buffers", "steps", "arena", "facts", "kept", "together", "again"),
+}
+PLAN_NAME = re.compile(r'[^\s"#{]+')
 HOMES: dict[str, Callable[..., Home]] = {
     kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
 INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
@@ -440,6 +450,7 @@ class _Reader(Scanner):
             self.fail(f"{name} is no attribute here", f"use one of {', '.join(known)}", start)
         hint = _hints(cls)[name]  # type: ignore[arg-type]  # classes are hashable
         if not _is(value, hint):
+            from anyshape.ir.show import attr_text  # nothing else here prints
             self.fail(f"{name} cannot be {attr_text(value)}", f"it is a {getattr(hint, '__name__', hint)}", start)
         return value
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from anyshape.ir.scanner import NAME
 from anyshape.ir.show import attr_text, attrs_text, fact_texts, operand_text, wrapped
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.home import IndexedHome
+from anyshape.plan.ir.parse import PLAN_NAME, SPOKEN
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -48,18 +48,6 @@ from anyshape.plan.ir.program import (
 )
 from anyshape.sym.expr import Expr, symbols_of
 
-# fields that have words of their own in the text
-SPOKEN: dict[type, tuple[str, ...]] = {
-    Buffer: ("name", "bytes", "home", "first", "last"),
-    KernelStep: ("regimes", "params", "handed"),
-    LibraryStep: ("op", "inputs", "outputs", "attrs"),
-    ExternStep: ("target", "inputs", "outputs"),
-    TiledGemmStep: ("product", "kernel", "result", "rows"),
-    CopyStep: ("source", "target"),
-    MemoryStep: ("take", "drop"),
-    Plan: ("name", "inputs", "outputs", "saved", "buffers", "steps", "arena", "facts", "kept", "together", "again"),
-}
-PLAN_NAME = re.compile(r'[^\s"#{]+')
 WORDS = frozenset(("None", "True", "False", "inf", "nan"))  # no names of buffers, unless in quotes
 
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
-from anyshape.base.config import Config
 from anyshape.runtime.context.profiling import PROCESS
 from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
-from anyshape.runtime.memory.offload_store import Stores
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.memory.pools import Pool
 
 if TYPE_CHECKING:
+    from anyshape.base.config import Config
+    from anyshape.runtime.memory.offload_store import Stores
     from anyshape.runtime.memory.pinned_store import PinnedStores
 
 _making = threading.Lock()
@@ -39,7 +39,7 @@ class Context:
         self.driver = driver = usual_driver() if driver is None else driver
         self.temporary = Pool(driver)
         self.kept = Pool(driver)
-        self.stores: Stores | PinnedStores = Stores()
+        self._stores: Stores | PinnedStores | None = None
         self.packed = PackedWeights(host.digest)
         self.idle = IdleRelease((self.temporary, self.kept), self.release)
         self.unread: list[Any] = []  # runs that have not ended (runtime/call/unread_status.py); the CPU has none
@@ -59,9 +59,18 @@ class Context:
                 own = copy.copy(self)
                 own.temporary, own.kept = StreamPool(streams), StreamPool(streams)
                 own.idle = IdleRelease((own.temporary, own.kept), own.release)
-                own.unread, own.devices, own.stores = [], {}, PinnedStores(streams)
+                own.unread, own.devices, own._stores = [], {}, PinnedStores(streams)
                 self.devices[streams] = own
             return self.devices[streams]
+
+    @property
+    def stores(self) -> Stores | PinnedStores:
+        """Where values are moved out to; most processes move none."""
+        from anyshape.runtime.memory.offload_store import Stores
+        with _making:
+            if self._stores is None:
+                self._stores = Stores()
+            return self._stores
 
     def release(self) -> int:
         """Gives back what no call is using: free blocks, reordered weights. Returns the bytes. Safe at any time, from

@@ -22,9 +22,9 @@ from anyshape.runtime.driver.interface import HostDriver
 from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.huge_pages import DetachedPages, detach, prefer_large
-from anyshape.runtime.memory.offload_store import Reservation
 
 if TYPE_CHECKING:
+    from anyshape.runtime.memory.offload_store import Reservation
     from anyshape.runtime.memory.tape import Tape
 
 PAGE = 4096  # blocks are whole pages

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import anyshape.ops.table  # noqa: F401  fills the table of ops
 from anyshape.base.errors import AnyShapeError, DivisionError, InputError, VerifyError
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
