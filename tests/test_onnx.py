@@ -636,3 +636,23 @@ def test_results_in_a_file_have_the_models_names(tmp_path):
     with np.load(tmp_path / "y.npz") as found:
         np.testing.assert_array_equal(found["file"], [[0, 0, 2]])
         np.testing.assert_array_equal(found["model/scale_0.tmp_1"], -x)
+
+
+def test_crops_distances_and_inverses_of_onnxruntime():
+    draw, own, node = np.random.default_rng(31), {"domain": "com.microsoft"}, helper.make_node
+    nodes = [node("CropAndResize", ["x", "r", "at", "s"], ["y"], extrapolation_value=-2.0, **own),
+             node("CropAndResize", ["x", "r", "at", "line"], ["z"], mode="nearest", **own),
+             node("CDist", ["r", "q"], ["d"], metric="euclidean", **own), node("CDist", ["r", "q"], ["e"], **own),
+             node("Inverse", ["m"], ["i"], **own)]
+    made = model(nodes, {"x": ["n", 2, "h", "w"], "r": ["boxes", 4], "at": ["boxes"], "q": ["rows", 4],
+                         "m": ["k", "k"]}, [*"yzdei"], {"s": np.array([3, 5], np.int32),
+                                                        "line": np.array([1, 4], np.int32)},
+                 opset=17, kinds={"at": TensorProto.INT32})
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    compiled, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    for count, height, width, boxes, rows in ((2, 9, 7, 5, 3), (1, 1, 4, 1, 8), (1, 5, 5, 0, 2)):
+        feed = {"x": draw.standard_normal((count, 2, height, width)), "r": draw.uniform(-0.3, 1.3, (boxes, 4)),
+                "q": draw.standard_normal((rows, 4)), "m": draw.standard_normal((rows, rows)) + 4 * np.eye(rows)}
+        same(made, compiled, {**{name: one.astype(np.float32) for name, one in feed.items()},
+                              "at": draw.integers(0, count, boxes).astype(np.int32)}, 1e-4)
+    assert anyshape.stats()["programs"] == before

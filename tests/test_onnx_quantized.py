@@ -213,3 +213,27 @@ def test_embeddings_of_bytes_and_choices_between_them() -> None:
     given = {"c": draw.random((3, 4)) > 0.5, "a": numbers(draw, "uint8", 3, 4), "b": numbers(draw, "uint8", 3, 4)}
     same([node("QLinearWhere", ["c", "a", "s", "z", "b", "t", "z", "t", "z"], ["y"], domain="com.microsoft")], given,
          {"s": np.float32(0.02), "t": np.float32(0.05), "z": np.uint8(100)}, {"y": "uint8"})
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_images_with_channels_last_as_onnxruntime_writes_them(last: bool) -> None:
+    draw = np.random.default_rng(30)
+    constants = {"xs": np.float32(0.0213), "xz": np.uint8(120), "ys": np.float32(0.31), "yz": np.uint8(128),
+                 "w": numbers(draw, "int8", 6, 4, 3, 2), "ws": np.full(6, 0.01, np.float32), "wz": np.zeros(6, np.int8)}
+    x, own = numbers(draw, "uint8", 2, 4, 6, 4), {"domain": "com.microsoft"}
+    nodes = [node("QLinearConv", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"], ["c"], kernel_shape=[3, 2],
+                  pads=[1, 0, 1, 1], channels_last=int(last), **own),
+             node("QLinearGlobalAveragePool", ["c", "ys", "yz", "xs", "xz"], ["g"], channels_last=int(last), **own),
+             node("QLinearAveragePool", ["c", "ys", "yz", "ys", "yz"], ["a"], kernel_shape=[2, 2],
+                  channels_last=int(last), **own)]
+    if last:
+        nodes.append(node("NhwcMaxPool", ["c"], ["m"], kernel_shape=[3, 2], pads=[1, 1, 1, 0], strides=[2, 1], **own))
+    same(nodes, {"x": x}, constants, dict.fromkeys("cgam" if last else "cga", "uint8"))
+
+
+def test_a_file_with_channels_in_blocks_is_refused_in_words() -> None:
+    graph = helper.make_graph([node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")], "blocks", [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16, "h", "w"])], [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    with pytest.raises(anyshape.AnyShapeError, match="ORT_ENABLE_EXTENDED"):
+        anyshape.compile_onnx(helper.make_model(graph).SerializeToString())

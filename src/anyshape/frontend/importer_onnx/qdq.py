@@ -269,11 +269,24 @@ APART = {"QLinearAdd": ("Add", 14, 2), "QLinearMul": ("Mul", 14, 2), "QLinearSig
          "QLinearWhere": ("Where", 16, 2)}
 
 
-def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
-    """The nodes that one of those operators stands for; None: it is none of them, or has its channels last."""
-    if node.domain == MICROSOFT and node.op == "QEmbedLayerNormalization":
+# operators of images that onnxruntime has with channels last -> the domain and set of the same with channels first
+LAST = {"QLinearConv": ("", 10), "NhwcMaxPool": ("", 12), "QLinearGlobalAveragePool": (MICROSOFT, 1),
+        "QLinearAveragePool": (MICROSOFT, 1)}
+
+
+def apart(node: OnnxNode, prefix: str, rank: int | None) -> tuple[OnnxNode, ...] | None:
+    """The nodes that one of those operators stands for; None: it is none of them. rank: of its first operand."""
+    if node.domain != MICROSOFT:
+        return None
+    if node.op == "QEmbedLayerNormalization":
         return _embeddings(node, prefix)
-    if node.domain != MICROSOFT or node.op not in APART or node.attributes.get("channels_last", 0):
+    if node.op in LAST:
+        last = node.op == "NhwcMaxPool" or node.attributes.get("channels_last", 0)
+        if last and rank is None:
+            return None
+        if last or node.op not in APART:
+            return _channels_first(node, prefix, rank if last else None)
+    if node.op not in APART:
         return None
     op, version, count = APART[node.op]
     given = list(node.inputs)
@@ -298,6 +311,19 @@ def apart(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
             OnnxNode("Round", "", 13, (total,), (whole,)), OnnxNode("Sub", "", 13, (whole, zero), (less,)),
             OnnxNode("Div", "", 13, (end[0], end[0]), (one,)),
             OnnxNode("QuantizeLinear", "", 13, (less, one, end[1]), node.outputs))
+
+
+def _channels_first(node: OnnxNode, prefix: str, rank: int | None) -> tuple[OnnxNode, ...]:
+    """The operator with channels first. rank: of images whose channels are last, between transposes; else None."""
+    domain, version = LAST[node.op]
+    kept = {name: value for name, value in node.attributes.items() if name != "channels_last"}
+    op = node.op.removeprefix("Nhwc")
+    if rank is None:
+        return (OnnxNode(op, domain, version, node.inputs, node.outputs, kept, node.name),)
+    there, back = (0, rank - 1, *range(1, rank - 1)), (0, *range(2, rank), 1)
+    return (OnnxNode("Transpose", "", 13, node.inputs[:1], (f"{prefix}x",), {"perm": there}),
+            OnnxNode(op, domain, version, (f"{prefix}x", *node.inputs[1:]), (f"{prefix}y",), kept, node.name),
+            OnnxNode("Transpose", "", 13, (f"{prefix}y",), node.outputs[:1], {"perm": back}))
 
 
 def _embeddings(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...]:

@@ -39,6 +39,7 @@ MOST_NODES = 200_000
 MOST_DEPTH = 32
 MOST_RANK = 16
 OLDEST, NEWEST = 1, 28  # operator sets
+BLOCKED = "com.microsoft.nchwc"  # onnxruntime's operators with channels in blocks of a vector
 # onnxruntime's operators that are ONNX's own of a set, for dtypes and sets that lack them
 OF_ONNX = {"QuantizeLinear": 21, "DequantizeLinear": 21, "Trilu": 21, "GatherND": 21, "Pad": 11, "GridSample": 16}
 
@@ -147,6 +148,11 @@ class Reader:
         if self.count > MOST_NODES:
             raise _refuse("the model has too many nodes", f"at most {MOST_NODES} are taken")
         domain = _domain(proto.domain)
+        if domain == BLOCKED:
+            raise Unsupported(
+                f"the operator {domain}:{proto.op_type} is of a file for one kind of processor", where="the ONNX model",
+                why="onnxruntime wrote it with all optimisations: channels lie in blocks, whose size the file does not "
+                "say", do="compile the model it was made of, or have it written at the level ORT_ENABLE_EXTENDED")
         attributes: dict[str, Any] = {}
         for one in proto.attribute:
             if one.ref_attr_name:

@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from anyshape.frontend.aten.reduce import mean, variance
-from anyshape.frontend.aten.table import Decline, is_float, wide
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float, wide
+from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.sym.expr import product
@@ -248,6 +248,25 @@ def local_response(c: Call) -> Any:
     for start in range(1, size):
         total = c.op("add", total, c.t.window(squares, 1, start, x.tensor.shape[1]))
     return c.op("div", x, c.op("pow", c.op("add", c.op("mul", total, alpha / size), bias), beta))
+
+
+@translates("Inverse", domain=MICROSOFT)
+def inverse(c: Call) -> Any:
+    if not is_float(c.dtype()):
+        raise Decline("an inverse of whole numbers")
+    return c.extern("aten.linalg_inv.default", c.value(0), types=c.type(c.kind(0).shape))
+
+
+@translates("CDist", domain=MICROSOFT)
+def distances(c: Call) -> Any:
+    """Of rows [M, K] to rows [N, K]."""
+    a, b = c.value(0), c.value(1)
+    if a.tensor.shape[1] != b.tensor.shape[1]:
+        raise Mismatch(a.tensor.shape[1], b.tensor.shape[1])
+    rows, columns = ((a.tensor.shape[0], 1, a.tensor.shape[1]), (1, *b.tensor.shape))
+    apart = c.op("sub", c.t.reshape(a, rows), c.t.reshape(b, columns))
+    found = c.t.reduce("sum", c.op("mul", apart, apart), (2,), keep=False)
+    return c.op("sqrt", found) if c.attr("metric", "sqeuclidean") == "euclidean" else found
 
 
 @translates("Det")

@@ -359,6 +359,42 @@ def roi_align(c: Call) -> Any:
                     float(c.attr("spatial_scale", 1.0)), c.attr("mode", "avg"), half == "half_pixel", types=kind)
 
 
+@translates("CropAndResize", domain=MICROSOFT)
+def crop_and_resize(c: Call) -> Any:
+    """Images [N, C, H, W] cut to boxes [R, 4] of (top, left, bottom, right), in shares of an image, and resized."""
+    x, boxes, count = c.t.permute(c.value(0), (0, 2, 3, 1)), c.value(1), c.kind(1).shape[0]
+    kind, linear = x.tensor.dtype, c.attr("mode", "bilinear") == "bilinear"
+    batch = c.t.reshape(c.t.cast(c.value(2), "i64"), (count, 1, 1))
+    places, shares, inside = [], [], []
+    for d, steps in enumerate(c.ints(3)):
+        shape = (count, steps, 1) if d == 0 else (count, 1, steps)
+        last = c.t.cast(c.t.full(x.tensor.shape[1 + d] - 1, (), "i64"), kind)
+        low, high = (c.op("mul", c.t.window(boxes, 1, place, 1), last) for place in (d, d + 2))
+        if steps > 1:
+            step = c.op("div", c.op("sub", high, low), float(steps - 1))
+            at = c.op("add", low, c.op("mul", step, c.t.cast(c.t.iota(steps), kind)))
+        else:
+            at = c.op("mul", c.op("add", low, high), 0.5)
+        fits = c.op("bit_and", c.op("ge", at, 0.0), c.op("le", at, last))
+        at = c.op("where", fits, at, 0.0)  # what is outside is no place of the image
+        first = c.op("floor", at if linear else c.op("add", at, 0.5))
+        ends = (first, c.op("ceil", at)) if linear else (first,)
+        places.append([c.t.reshape(c.t.cast(one, "i64"), shape) for one in ends])
+        shares.append(c.t.reshape(c.op("sub", at, first), (*shape, 1)))
+        inside.append(c.t.reshape(fits, (*shape, 1)))
+
+    def between(a: Value, b: Value, share: Value) -> Value:
+        return c.op("add", a, c.op("mul", c.op("sub", b, a), share))
+
+    lines = [[c.op("index", x, batch, row, column, dims=(0, 1, 2)) for column in places[1]] for row in places[0]]
+    if linear:
+        found = between(*(between(*line, shares[1]) for line in lines), shares[0])
+    else:
+        found = lines[0][0]
+    found = c.op("where", c.op("bit_and", *inside), found, float(c.attr("extrapolation_value", 0.0)))
+    return c.t.permute(found, (0, 3, 1, 2))
+
+
 @translates("DeformConv")
 def deform_conv(c: Call) -> Any:
     x, w, offset = c.value(0), c.value(1), c.value(2)

@@ -439,11 +439,12 @@ class Walk:
 
     def _inline(self, node: OnnxNode, inputs: Sequence[Any]) -> None:
         """Takes a composed operator apart."""
-        parts = qdq.apart(node, f"{node.outputs[0]}/{self.inlined}/")
+        types = [self._onnx_type(one) for one in inputs]
+        rank = None if not types or types[0].shape is None else len(types[0].shape)
+        parts = qdq.apart(node, f"{node.outputs[0]}/{self.inlined}/", rank)
         if parts is not None:
             self._prefix(node)
             raise _Inline(parts, {})
-        types = [self._onnx_type(one) for one in inputs]
         body = self.reader.body(node, types)
         if body is None:
             self._fix(node, types, inputs)
