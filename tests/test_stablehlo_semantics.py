@@ -11,6 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 
 import anyshape
+from anyshape.base.errors import Unsupported
 
 DRAW = np.random.default_rng(0)
 
@@ -202,3 +203,22 @@ def test_the_least_number_to_a_negative_power_is_0() -> None:
         return %r : tensor<3xi64>
     }""")
     np.testing.assert_array_equal(run(least, np.array([-2, -3, -9], np.int64)), [0, -1, 1])
+
+
+def test_a_sort_by_something_else_than_its_operands_is_refused() -> None:
+    """Absolute values agree with the numbers themselves on 0 and 1."""
+    text = """module { func.func @main(%a: tensor<4xi32>) -> tensor<4xi32> {
+      %r = "stablehlo.sort"(%a) ({ ^bb0(%p: tensor<i32>, %q: tensor<i32>):
+        %x = stablehlo.abs %p : tensor<i32>  %y = stablehlo.abs %q : tensor<i32>
+        %o = stablehlo.compare LT, %x, %y : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %o : tensor<i1> }) : (tensor<4xi32>) -> tensor<4xi32>
+      return %r : tensor<4xi32> } }"""
+    with pytest.raises(Unsupported, match="sort") as refused:
+        anyshape.compile_stablehlo(text)
+    assert "something else than the operands" in refused.value.why
+
+
+def test_complex_numbers_are_sorted_by_their_parts() -> None:
+    draw = (DRAW.integers(-2, 3, (2, 3, 9)) * 1.0).astype("f4")
+    same(lambda x, k: (lax.sort((lax.complex(*x), k)), lax.sort((k, lax.complex(*x)), num_keys=2),
+                       lax.bitcast_convert_type(lax.complex(*x), jnp.complex64)), draw, DRAW.integers(0, 3, (3, 9), "i4"))

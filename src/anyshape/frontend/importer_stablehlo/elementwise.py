@@ -333,6 +333,8 @@ def _reinterpreted(c: Call, x: Value, dtype: str) -> Value:
 @translates("bitcast_convert")
 def bitcast_convert(c: Call) -> Any:
     x, given, dtype = c.value(0), c.given(0), c.dtype
+    if given == dtype:
+        return x
     if given in COMPLEX or dtype in COMPLEX or "bool" in (given, dtype):
         raise Decline("of complex numbers or bools")
     if _bits(given) != _bits(dtype):

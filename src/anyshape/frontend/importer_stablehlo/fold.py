@@ -122,7 +122,8 @@ for _name, _plain, _symbolic in (
         ("shift_left", _left, None), ("shift_right_logical", lambda a, b: _shifted(a, b, True), None),
         ("shift_right_arithmetic", lambda a, b: _shifted(a, b, False), None),
         ("sqrt", np.sqrt, None), ("floor", np.floor, None), ("ceil", np.ceil, None), ("is_finite", np.isfinite, None),
-        ("exponential", np.exp, None), ("log_plus_one", np.log1p, None)):
+        ("exponential", np.exp, None), ("log_plus_one", np.log1p, None), ("real", np.real, None),
+        ("imag", np.imag, None)):
     folds(_name)(_elementwise(_plain, _symbolic))
 
 

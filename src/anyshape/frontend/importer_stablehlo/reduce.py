@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.elementwise import total_order
-from anyshape.frontend.importer_stablehlo.module import Block
+from anyshape.frontend.importer_stablehlo.module import Block, Type
 from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
 from anyshape.frontend.symbols.known import Known, Unknown
@@ -29,6 +30,7 @@ aten = torch.ops.aten
 REDUCES = {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}
 MOST_WINDOW = 256  # positions of a window that are unrolled
 MOST_HALVES = 16  # halvings: 65536 elements
+MOST_DRAWS = 48  # on which a body is tried
 
 
 def only(block: Block) -> str:
@@ -157,6 +159,27 @@ def _probe(c: Call, body: Block, *numbers: Any) -> list[Any] | None:
         return None
 
 
+def _draws(kinds: Sequence[Type]) -> Iterator[list[Any]]:
+    """What to try a body on: two numbers of each type, of both signs, near and far, every other time two equal ones."""
+    draw = random.Random(0)
+    for _ in range(MOST_DRAWS):
+        given: list[Any] = []
+        for kind in kinds:
+            dtype = numpy_dtype(kind.dtype)
+            if dtype.kind == "b":
+                pool: tuple[Any, ...] = (False, True)
+            elif dtype.kind in "iu":
+                low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+                pool = (low, high, low // 2, 1, 2, 5, *((-1, -2, -3) if low else (0, 3, 4)))
+            elif kind.dtype in COMPLEX:
+                pool = (1 + 2j, 1 - 3j, -2 + 2j, -2 + 0.25j, 0.75j)
+            else:
+                pool = (-1e4, -2.5, -1.0, 0.25, 0.75, 3.0, 1e4)
+            first = draw.choice(pool)
+            given += [first, first if draw.random() < 0.5 else draw.choice(pool)]
+        yield given
+
+
 def _extreme(c: Call, body: Block, values: Sequence[Value], dims: Sequence[int]) -> Any:
     """The largest or smallest element with its place, the first of equal ones, as argmax and argmin have it."""
     x, places = values
@@ -170,12 +193,27 @@ def _extreme(c: Call, body: Block, values: Sequence[Value], dims: Sequence[int])
     answers = [_probe(c, body, a, i, b, j) for a, i, b, j in cases]
     for name, better in (("argmax", [1, 0, 0, 3]), ("argmin", [0, 1, 0, 3])):
         wanted = [*better, *([0, 1, 0] if floats else [])]
-        if [None if one is None else one[1] for one in answers] == wanted:
+        if [None if one is None else one[1] for one in answers] == wanted and _picks(c, body, name == "argmax"):
             shape = [n for d, n in enumerate(x.tensor.shape) if d not in dims]
             at = c.aten(getattr(aten, name).default, x, dims[0], False, types=c.type(shape, "i64"))
             largest = c.op("amax" if name == "argmax" else "amin", x, dims=tuple(dims), keep=False)
             return c.t.cast(largest, x.tensor.dtype), c.t.cast(at, places.tensor.dtype)
     return None
+
+
+def _picks(c: Call, body: Block, largest: bool) -> bool:
+    """Does a body keep the larger or the smaller number with its place, and of equal ones the first place?"""
+    for a, b, i, j in _draws(body.types[:2]):
+        i, j = abs(i), abs(j)
+        first = (a > b) == largest if a != b else i <= j
+        if _probe(c, body, a, i, b, j) != _typed(body, (a, i) if first else (b, j)):
+            return False
+    return True
+
+
+def _typed(body: Block, given: Sequence[Any]) -> list[Any]:
+    """Numbers, rounded as the body's are."""
+    return [np.asarray(one, numpy_dtype(kind.dtype)).item() for one, kind in zip(given, body.types, strict=False)]
 
 
 def _is_counted(c: Call, value: Value, dim: int) -> bool:
@@ -411,8 +449,9 @@ def sort(c: Call) -> Any:
     dim %= values[0].tensor.rank
     keys = _keys(c)
     order: Value | None = None
-    for place, descending in reversed(keys):
-        key = values[place]
+    sorted_by = [(place, key, descending) for place, descending in keys for key in (
+        c.parts(values[place]) if values[place].tensor.dtype in COMPLEX else (values[place],))]
+    for place, key, descending in reversed(sorted_by):
         if order is not None:
             key = _along(c, key, order, dim)
         held_key = c.op("bit_xor", key, -(1 << 63)) if c.operation.takes[place].dtype == "u64" else key
@@ -461,8 +500,6 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
             keys.append((k, down))
     if not keys or less(equal, equal):
         raise Decline("its body is no order")
-    if any(body.types[2 * k].dtype in COMPLEX for k, _ in keys):
-        raise Decline("by complex numbers")
     # the order among keys: which decides where two disagree
     def before(a: tuple[int, bool], b: tuple[int, bool]) -> bool:
         first, second = [0] * count, [0] * count
@@ -475,7 +512,19 @@ def _keys(c: Call) -> list[tuple[int, bool]]:
     for key in keys:
         at = next((i for i, other in enumerate(ordered) if before(key, other)), len(ordered))
         ordered.insert(at, key)
+    for given in _draws(body.types[::2]):  # one that goes by something else, such as the absolute value, shows
+        pairs = [(given[2 * k], given[2 * k + 1], descending) for k, descending in ordered]
+        a, b, descending = next((one for one in pairs if one[0] != one[1]), (0, 0, False))
+        if descending:
+            a, b = b, a
+        if less(given[::2], given[1::2]) != (_parts(a) < _parts(b)):
+            raise Decline("its body is an order by something else than the operands")
     return ordered
+
+
+def _parts(one: Any) -> tuple[float, ...]:
+    """What complex numbers are sorted by; of others, themselves."""
+    return (one.real, one.imag) if isinstance(one, complex) else (one,)
 
 
 @translates("chlo.top_k")
