@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -268,6 +269,18 @@ def test_close_gives_all_back(file: Path) -> None:
     assert not mapped() and not run.context.temporary.held
     with pytest.raises(InputError, match="closed"):
         run(ids(2, 3).numpy())
+    opened = container.Container(file)
+    read = opened.part("graph.txt")  # as a call does that runs meanwhile
+    opened.close()
+    assert mapped()
+    del read
+    assert not mapped()
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.any")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load(tmp_path / "pipe.any")
 
 
 class Nested(nn.Module):

@@ -219,6 +219,28 @@ def test_signatures_and_weights_that_do_not_fit(file: Path, tmp_path: Path) -> N
     refused(lambda: load(path))
 
 
+def test_texts_of_a_file_do_not_steer_a_terminal(file: Path, tmp_path: Path) -> None:
+    members, path, evil = members_of(file), tmp_path / "x.any", "\x1b[31m\r\ud800é"
+    head = json.loads(members["format.json"])
+    head["made_with"] = {evil: 1}
+    head["signature"]["inputs"][0]["name"] = evil
+    with_members(path, {**members, "format.json": json.dumps(head).encode()})
+    with load(path, trust_native=True) as run:
+        with pytest.raises(InputError) as caught:
+            run("x")
+        for said in (str(check(path)), run.describe(), str(caught.value)):
+            assert "\\x1b[31m\\r\\ud800é" in said and said.replace("\n", "").isprintable()
+
+
+def test_headers_that_are_too_long_are_not_read(file: Path, tmp_path: Path) -> None:
+    members, path = members_of(file), tmp_path / "x.any"
+    many = b'{"x": [' + b"{}," * (3 << 20) + b"1]}"
+    with_members(path, {**members, "format.json": many}, digests=False)
+    assert "bytes of JSON" in refused(lambda: check(path)).why
+    with_members(path, {**members, "weights.safetensors": len(many).to_bytes(8, "little") + many})
+    assert "bytes of JSON" in refused(lambda: check(path)).why
+
+
 # --- machine code
 
 

@@ -26,6 +26,7 @@ import anyshape
 from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
+from anyshape.tools.serve.command import address_of, listening_at
 from anyshape.tools.serve.connections import BoundedProtocol, protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
@@ -370,6 +371,8 @@ def test_bodies_that_come_in_pieces_late_or_compressed() -> None:
                       b"800\r\n" + b" " * 0x800 + b"\r\n0\r\n\r\n") == b"HTTP/1.1 413"
         assert status(head + b"Content-Length: 50\r\n\r\n{") == b"HTTP/1.1 408"
         assert status(head + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}") == b"HTTP/1.1 415"
+        whole = b"Content-Length: %d\r\nContent-Encoding: Identity\r\n\r\n" % len(body) + body
+        assert status(head + whole) == b"HTTP/1.1 200"
         assert status(head + b"Content-Length: 2\r\nInference-Header-Content-Length: x\r\n\r\n{}") == b"HTTP/1.1 400"
         assert status(b"rubbish\r\n\r\n")[9:12] == b"400"
         with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
@@ -674,6 +677,15 @@ def test_wrong_options_are_refused(file: Path, words: tuple[str, ...], message: 
     given = [word.format(file=file) for word in words]
     assert main(["serve", *([] if given[0].startswith("x=") else [str(file)]), "--trust-native", *given]) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="without IPv6")
+def test_it_listens_by_ipv6() -> None:
+    with listening_at("::1", 0) as own, socket.create_connection(own.getsockname()[:2]):
+        assert address_of(own) == f"[::1]:{own.getsockname()[1]}"
+    for host in ("::1", "127.0.0.1"):
+        with listening_at("::", 0) as own, socket.create_connection((host, own.getsockname()[1])):
+            pass
 
 
 def test_what_a_call_takes_is_known_before(model: Served) -> None:

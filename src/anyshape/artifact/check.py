@@ -12,6 +12,7 @@ from anyshape.artifact.format.text_limits import parse_graph, parse_kernels, par
 from anyshape.artifact.load import check_digests, read_head
 from anyshape.artifact.native_code import reason_against
 from anyshape.artifact.requirements import VERSION, WITH_NAMES, WITH_VECTORS
+from anyshape.base.errors import printable
 from anyshape.base.units import bytes_text
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
@@ -27,7 +28,7 @@ class CheckReport:
     lines: Sequence[str]
 
     def __str__(self) -> str:
-        return "\n".join(self.lines)
+        return printable("\n".join(self.lines))
 
 
 def check(path: str | Path) -> CheckReport:

@@ -32,7 +32,7 @@ from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
 from anyshape.backend.targets import deployment
 from anyshape.base.digests import sha256
-from anyshape.base.errors import ArtifactError, ConfigError, InputError
+from anyshape.base.errors import ArtifactError, ConfigError, InputError, printable
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.liveness import peak_bytes
 from anyshape.plan.ir.program import KernelStep, Plan, Window, parts_of
@@ -286,7 +286,7 @@ class LoadedModel:
         for name, low, high in self.plan.facts.ranges:
             shown = self.signature.names.get(name, name)
             lines.append(f"{low} <= {shown}" + ("" if high is None else f" <= {high}"))
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def release(self) -> int:
         """Gives back the memory that idles; returns the bytes."""

@@ -2,6 +2,13 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """A text that a terminal shows as it is: what could steer it, such as escape sequences from a file of a stranger,
+    is written as in Python's literals."""
+    return text if text.isprintable() else "".join(
+        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
 class AnyShapeError(RuntimeError):
     """An error a person can act on.
 
@@ -24,7 +31,7 @@ class AnyShapeError(RuntimeError):
             lines.append(f"  why:   {why}")
         if do:
             lines.append(f"  do:    {do}")
-        super().__init__("\n".join(lines))
+        super().__init__(printable("\n".join(lines)))
 
 
 class InputError(AnyShapeError):

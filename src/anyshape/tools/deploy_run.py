@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyshape.artifact.load import load
-from anyshape.base.errors import InputError, OutputError
+from anyshape.base.errors import InputError, OutputError, printable
 from anyshape.base.files import replacing
 from anyshape.runtime.inspect.profile import profile
 from anyshape.tools.named_file import named_file
@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
                                   do="name another file") from error
         for name, value in results:
             shown = "" if arguments.output else f"\n{value}"
-            print(f"{name}: {getattr(value, 'dtype', type(value).__name__)}{list(np.shape(value))}{shown}")
+            print(f"{printable(name)}: {getattr(value, 'dtype', type(value).__name__)}{list(np.shape(value))}{shown}")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,11 @@ _ALL = 0xFFFFFFFF
 def refused(where: str, why: str, do: str = "use the file as anyshape.save wrote it") -> ArtifactError:
     """The error for a file that is not as it should be."""
     return ArtifactError("the file is no deployed program", where=where, why=why, do=do)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a file; of a pipe nobody writes to it does not wait for one who does."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write(path: Path, members: Mapping[str, bytes]) -> None:
@@ -60,12 +66,11 @@ class Container:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with open(path, "rb", opener=_at_once) as file:
+                self.view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ArtifactError(f"{path} cannot be read", why=why, do="name a file that anyshape.save wrote") from error
-        self.view = memoryview(self.map)
         try:
             self.places = self._members()
         except ArtifactError:
@@ -91,13 +96,9 @@ class Container:
         return self.view[begin:begin + size]
 
     def close(self) -> None:
-        """Lets the mapping go when nobody reads from it any more."""
+        """Lets the mapping go: it ends with the last array over it."""
         self.places = {}
         self.view.release()
-        try:
-            self.map.close()
-        except BufferError:  # an array is over it; the mapping goes with that
-            pass
 
     def _members(self) -> dict[str, tuple[int, int]]:
         begin, size, count = self._directory()

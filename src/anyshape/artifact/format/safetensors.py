@@ -21,7 +21,7 @@ from anyshape.runtime.driver.numpy_driver import NUMPY_DTYPES
 DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16",
           "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool"}
 WORDS = {name: word for word, name in DTYPES.items()}
-MOST_HEADER = 16 << 20
+MOST_JSON = 8 << 20  # bytes, which take half a second to read
 MOST_DIMS = 64
 
 
@@ -47,9 +47,9 @@ def decode(data: memoryview, where: str) -> dict[str, tuple[str, np.ndarray[Any,
         ArtifactError: a tensor has no place in the data, or it is no such data.
     """
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
-    if not 0 <= length <= min(MOST_HEADER, len(data) - 8):
+    if not 0 <= length <= len(data) - 8:
         raise refused(where, f"its header is {length} bytes")
-    header = parse_json(bytes(data[8:8 + length]), where)
+    header = parse_json(data[8:8 + length], where)
     body = data[8 + length:]
     found: dict[str, tuple[str, np.ndarray[Any, Any]]] = {}
     places = []
@@ -86,7 +86,7 @@ def _sizes(found: Any) -> bool:
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**62 for n in found)
 
 
-def parse_json(data: bytes, where: str) -> dict[str, Any]:
+def parse_json(data: bytes | memoryview, where: str) -> dict[str, Any]:
     """An object of JSON without repeated names.
 
     Raises:
@@ -98,8 +98,10 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
             raise ValueError("a name is there twice")
         return found
 
+    if len(data) > MOST_JSON:
+        raise refused(where, f"{len(data)} bytes of JSON are more than {MOST_JSON}")
     try:
-        found = json.loads(data, object_pairs_hook=once, parse_int=_number)
+        found = json.loads(bytes(data), object_pairs_hook=once, parse_int=_number)
     except (ValueError, RecursionError) as error:
         raise refused(where, f"it is no JSON: {str(error)[:80]}") from None
     if not isinstance(found, dict):

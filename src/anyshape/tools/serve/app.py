@@ -133,7 +133,7 @@ class Infer:
 
     async def read(self, request: Request, held: Held) -> tuple[int | None, bytes]:
         """Bytes of JSON, and the body."""
-        if request.headers.get("content-encoding", "identity") != "identity":
+        if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
             raise RequestError(415, "the request is compressed", why="the server does not decompress",
                                do="send it without Content-Encoding")
         said = request.headers.get(HEADER)

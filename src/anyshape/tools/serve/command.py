@@ -103,22 +103,39 @@ def serve(hosted: Hosted, settings: Settings, host: str, port: int, drain: int,
     Raises:
         ConfigError: the address cannot be had.
     """
-    try:
-        listening = socket.create_server((host, port), backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen at {host}:{port}", why=str(error),
-                          do="pass another --host or --port; 0 takes a free one") from error
+    listening = listening_at(host, port)
     # uvicorn ends gracefully at either signal, then raises it again, for whoever was there before
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
     signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=reload, daemon=True).start())
     server = server_of(hosted, settings, drain)
-    host, port = listening.getsockname()[:2]
+    address = address_of(listening)
     for name, model in hosted.models.items():
         shared = "requests of equal sizes share calls" if model.batch is not None and settings.rows > 1 else \
             "each request is a call of its own"
-        print(f"{name}: http://{host}:{port}/v2/models/{name}/infer ({shared})", flush=True)
+        print(f"{name}: http://{address}/v2/models/{name}/infer ({shared})", flush=True)
     server.run(sockets=[listening])
+
+
+def listening_at(host: str, port: int) -> socket.socket:
+    """A socket that connections are accepted from; at "::" by IPv6 and IPv4.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG,
+                                    dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6())
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}", why=str(error),
+                          do="pass another --host or --port; 0 takes a free one") from error
+
+
+def address_of(listening: socket.socket) -> str:
+    """A socket's address, as it stands in an URL."""
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def server_of(hosted: Hosted, settings: Settings, drain: int, log_level: str = "warning") -> Any:
