@@ -12,6 +12,7 @@ from anyshape.ir.ir_dumps import Edited, Edits
 from anyshape.ir.pass_manager import History, PassManager
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
+from anyshape.passes.attention import attention
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination
@@ -34,7 +35,7 @@ Pass = Callable[[Graph, Config], Graph]
 # constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; onto, pieces,
 # products, addends and strips count readers, so equal equations are one before; panels are read by products in the form
 # that they have at last; dce sweeps
-ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
+ROAD: tuple[Pass, ...] = (constant_folding, simplify, attention, channels_last, views, cse, scatter_accumulate, concat_elimination,
                           causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
                           conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 
