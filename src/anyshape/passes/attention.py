@@ -14,9 +14,17 @@ before:
       return y
 after:
     graph example(q: f32[b, 2, n, 8], k: f32[b, 2, m, 8], v: f32[b, 2, m, 8])
-      t = permute(k | dims=[0, 1, 3, 2])              f32[b, 2, 8, m]
-      r, l = attention(q, k, v | causal=False, scale=0.5)  f32[b, n, 2, 8], f32[b, 2, n]
-      y = permute(r | dims=[0, 2, 1, 3])              f32[b, 2, n, 8]
+      t = permute(k | dims=[0, 1, 3, 2])            f32[b, 2, 8, m]
+      s = matmul(q, t)                              f32[b, 2, n, m]
+      c = mul(s, 0.5)                               f32[b, 2, n, m]
+      h = amax(c | dims=[3], keep)                  f32[b, 2, n, 1]
+      d = sub(c, h)                                 f32[b, 2, n, m]
+      e = exp(d)                                    f32[b, 2, n, m]
+      z = sum(e | dims=[3], keep)                   f32[b, 2, n, 1]
+      p = div(e, z)                                 f32[b, 2, n, m]
+      permute_1 = permute(t | dims=[0, 1, 3, 2])    f32[b, 2, m, 8]
+      attention_1, attention_2 = attention(q, permute_1, v | causal=False, scale=0.5)  f32[b, n, 2, 8], f32[b, 2, n]
+      y = permute(attention_1 | dims=[0, 2, 1, 3])  f32[b, 2, n, 8]
       return y
 
 This is for graphs that no autograd comes after: of StableHLO and ONNX, and of PyTorch without gradients. A program of
@@ -37,7 +45,7 @@ from dataclasses import dataclass, field
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
-from anyshape.ir.op import OPS, type_of
+from anyshape.ir.op import OPS, row, type_of
 from anyshape.passes.causal_mask import Element
 from anyshape.passes.rewriter import Replay, replay
 from anyshape.passes.score_axes import Axes, Axis, Laid, Unmatched, placed, shrunk
@@ -182,7 +190,7 @@ def _softmax(replay: Replay, found: _Match, total: Node, less: Node, inside: lis
         raise Unmatched
     inside += [top, below]
     for one, other in ((top, less), (below, total)):
-        if not _same(replay, _back(replay, one.inputs[0], inside), _back(replay, other.inputs[0], inside)):
+        if not _same(replay, _back(replay, one.inputs[0], inside), _back(replay, other.inputs[0], inside), inside):
             raise Unmatched
     along = {axis for operand in (top, below) for axis in axes.reduced(operand)}
     if len(along) != 1:
@@ -206,15 +214,17 @@ def _spread(replay: Replay, operand: Operand, inside: list[Node]) -> Node:
     return node
 
 
-def _same(replay: Replay, a: Operand, b: Operand, depth: int = 12) -> bool:
-    """The same value, or equal equations of the same values, as programs have before they are made one."""
+def _same(replay: Replay, a: Operand, b: Operand, inside: list[Node], depth: int = 12) -> bool:
+    """The same value, or equal equations of the same values, as programs have before they are made one; those of `a`
+    are noted."""
     if a == b:
         return True
     one, other = replay.producer(a), replay.producer(b)
-    return one is not None and other is not None and depth > 0 and one.op == other.op and one.attrs == other.attrs \
-        and len(one.outputs) == 1 and not has_effect(one) and one.op != "random" \
-        and len(one.inputs) == len(other.inputs) \
-        and all(_same(replay, x, y, depth - 1) for x, y in zip(one.inputs, other.inputs, strict=True))
+    if one is None or other is None or not depth or (one.op, one.attrs) != (other.op, other.attrs) \
+            or len(one.inputs) != len(other.inputs) or len(one.outputs) != 1 or has_effect(one) or row(one).random:
+        return False
+    inside.append(one)
+    return all(_same(replay, x, y, inside, depth - 1) for x, y in zip(one.inputs, other.inputs, strict=True))
 
 
 def _split(found: _Match, weights: Operand) -> None:
@@ -256,7 +266,7 @@ def _dtypes(found: _Match, inside: list[Node]) -> None:
 
 def _written(replay: Replay, graph: Graph, found: _Match) -> Operand:
     """The op, and its result with the dims of the second product."""
-    first, last, column, row = found.first, found.last, found.column, _row(found)
+    first, last, column, query = found.first, found.last, found.column, _query(found)
     dims, kind = found.axes.of(first.output), last.output.tensor.dtype
     weights = found.axes.of(last.inputs[found.side])
     queries, keys = first.inputs[::-1] if found.turned else first.inputs
@@ -267,15 +277,17 @@ def _written(replay: Replay, graph: Graph, found: _Match) -> Operand:
     kept = Laid(_in_dtype(replay, keys, kind), (*dims[:-2], *_turned(((depth,), columns), found.turned)))
     given = Laid(_in_dtype(replay, last.inputs[1 - found.side], kind),
                  (*weights[:-2], *_turned((columns, (depth,)), found.side == 1)))
-    batch, groups = found.lead[:-1], found.lead[-1:]
-    heads = [*groups, *(axis for axis in found.rows if axis is not row)]
-    scale, mask = _mask(replay, graph, found, [batch, heads, [row], [column]])
-    operands = (placed(replay, asked, [batch, heads, [row], [depth]]),
+    # one leading axis alone is heads where it is a number, as theirs mostly is
+    heads_last = len(found.lead) > 1 or any(isinstance(axis.size, int) for axis in found.lead)
+    batch, groups = (found.lead[:-1], found.lead[-1:]) if heads_last else (found.lead, [])
+    heads = [*groups, *(axis for axis in found.rows if axis is not query)]
+    scale, mask = _mask(replay, graph, found, [batch, heads, [query], [column]])
+    operands = (placed(replay, asked, [batch, heads, [query], [depth]]),
                 placed(replay, kept, [batch, groups, [column], [depth]]),
                 placed(replay, given, [batch, groups, [column], [depth]]), *(() if mask is None else (mask,)))
     attrs = {"causal": False, "scale": scale}
     result, _ = replay.multi("attention", operands, tuple(attrs.items()), OPS["attention"].infer(operands, attrs))
-    return placed(replay, Laid(result, (tuple(batch), (row,), tuple(heads), (depth,))),
+    return placed(replay, Laid(result, (tuple(batch), (query,), tuple(heads), (depth,))),
                   [*weights[:-2], *_turned((weights[-1 if found.side else -2], (depth,)), found.side == 1)])
 
 
@@ -283,7 +295,7 @@ def _turned(pair: tuple[tuple[Axis, ...], tuple[Axis, ...]], on: bool) -> tuple[
     return pair[::-1] if on else pair
 
 
-def _row(found: _Match) -> Axis:
+def _query(found: _Match) -> Axis:
     """The axis of queries; heads that share keys are others."""
     size = found.column.size
     return max(found.rows, key=lambda axis: (axis.size == size, not isinstance(axis.size, int),
@@ -344,7 +356,7 @@ def _fills(found: _Match) -> list[float]:
             by = number if node.op == "mul" else 1 / number if number else 0.0
             if not 0 < by < math.inf:
                 raise Unmatched
-            if any(_DEEP < value for value in fills):
+            if any(value > _DEEP for value in fills):
                 raise Unmatched
             fills = [value * by if abs(value * by) <= _LARGEST[kind] else -math.inf for value in fills]
         if any(not value <= max(_FAR, -_LARGEST[kind]) for value in fills):
