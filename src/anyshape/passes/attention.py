@@ -56,6 +56,7 @@ _DEEP = -1e30  # one beside which a score is nothing
 _HIDES = -2.3819763e38  # what is put in the place of one between them: a deep number that is finite in f32
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": math.inf}
 _WIDE = {"f16": "f32", "bf16": "f32", "f32": "f32", "f64": "f64"}  # dtype of products -> of scores and masks
+_HIDDEN, _NAN = "hidden", "nan"  # rows that are 0
 _VIEWS = ("reshape", "permute")
 
 
@@ -95,7 +96,8 @@ class _Match:
 
     steps: with the place of the scores among their operands. axes: of scores at each step, before it.
     lead: axes that keys have too; rows: of queries alone. turned: keys are the first product's left operand. side:
-    the place of the weights in the second product.
+    the place of the weights in the second product. zeroed: rows that are 0, those whose keys are all
+    masked or those that would be NaN.
     """
 
     first: Node
@@ -107,6 +109,7 @@ class _Match:
     rows: list[Axis] = field(default_factory=list)
     column: Axis = field(default_factory=lambda: Axis(0))
     turned: bool = False
+    zeroed: str = ""
 
 
 # ---- what is there
@@ -115,8 +118,16 @@ class _Match:
 def _found(replay: Replay, last: Node, side: int, readers: _Readers) -> _Match:
     weights = last.inputs[side]
     inside: list[Node] = []
-    after = _back(replay, weights, inside)
-    total = replay.producer(after)
+    guard = replay.producer(_back(replay, weights, inside))
+    total = guard
+    if guard is not None and guard.op == "where":
+        place = 2 if guard.inputs[1] == 0 else 1
+        if guard.inputs[3 - place] != 0:
+            raise Unmatched
+        inside.append(guard)
+        total = replay.producer(_back(replay, guard.inputs[place], inside))
+    else:
+        guard = None
     if total is None or total.op != "div":
         raise Unmatched
     inside.append(total)
@@ -128,6 +139,10 @@ def _found(replay: Replay, last: Node, side: int, readers: _Readers) -> _Match:
     axes = Axes(replay, first, {node.output.name: place for node, place in steps})
     found = _Match(first, last, side, axes, steps)
     _softmax(replay, found, total, less, inside)
+    if guard is not None:
+        axes.places[guard.output.name] = place
+        found.zeroed = _empty_rows(replay, found, guard.inputs[0], place == 2, guard.inputs[place],
+                                   less.inputs[0], inside)
     _split(found, weights)
     _alone(found, inside, readers)
     _dtypes(found, inside)
@@ -227,6 +242,42 @@ def _same(replay: Replay, a: Operand, b: Operand, inside: list[Node], depth: int
     return all(_same(replay, x, y, inside, depth - 1) for x, y in zip(one.inputs, other.inputs, strict=True))
 
 
+def _empty_rows(replay: Replay, found: _Match, condition: Operand, holds: bool, weights: Operand, scores: Operand,
+                inside: list[Node]) -> str:
+    """What a condition says of each row: that its scores, or all that is added to them, are minus infinity; or that its
+    weights are NaN.
+
+    Raises:
+        Unmatched: it says something else.
+    """
+    between: list[Node] = []
+    equal = most = _spread(replay, condition, between)
+    if holds and equal.op == "isnan" and _same(replay, equal.inputs[0], weights, between):
+        inside += [*between, equal]
+        return _NAN
+    if most.op == "all":
+        equal = _spread(replay, most.inputs[0], between)
+    elif equal.op == "eq":
+        most = _spread(replay, equal.inputs[0], between)
+    if not holds or equal.op != "eq" or equal.inputs[1] != -math.inf or most.op not in ("all", "amax"):
+        raise Unmatched
+    what = most.inputs[0] if most.op == "amax" else equal.inputs[0]
+    assert isinstance(what, Value) and isinstance(condition, Value)
+    if most.attr("dims") != (what.tensor.rank - 1,) or condition.tensor.shape != (*what.tensor.shape[:-1], 1) \
+            or any(node.op == "permute" for node in between) or found.axes.of(scores)[-1] != (found.column,):
+        raise Unmatched
+    inside += [*between, equal, most]
+    terms = [node.inputs[1 - place] for node, place in found.steps if node.op == "add"]
+    whole = [scores] if any(node.op != "mul" for node, _ in found.steps) else []
+    kept = [node for node, _ in found.steps if node.op not in ("mul", "div")]
+    for one in [*whole, *(terms if len(kept) == 1 else [])]:
+        noted: list[Node] = []
+        if _same(replay, _back(replay, what, noted), _back(replay, one, noted), noted):
+            inside += noted
+            return _HIDDEN
+    raise Unmatched
+
+
 def _split(found: _Match, weights: Operand) -> None:
     """Which axes keys have, which queries alone; the second product takes those and no others."""
     axes, first, last = found.axes, found.first, found.last
@@ -256,7 +307,7 @@ def _alone(found: _Match, inside: list[Node], readers: _Readers) -> None:
 def _dtypes(found: _Match, inside: list[Node]) -> None:
     """Steps are in the dtype of the products, or in a wider one."""
     kind = found.last.output.tensor.dtype
-    allowed = (kind, _WIDE.get(kind))
+    allowed = (kind, _WIDE.get(kind), "bool")
     if any(node.output.tensor.dtype not in allowed for node in inside):
         raise Unmatched
 
@@ -272,21 +323,27 @@ def _written(replay: Replay, graph: Graph, found: _Match) -> Operand:
     queries, keys = first.inputs[::-1] if found.turned else first.inputs
     depth = Axis(type_of(queries).shape[-2 if found.turned else -1])
     rows, columns = dims[-2:][::-1] if found.turned else dims[-2:]
-    # each operand's dims as the products have them
-    asked = Laid(_in_dtype(replay, queries, kind), (*dims[:-2], *_turned((rows, (depth,)), found.turned)))
-    kept = Laid(_in_dtype(replay, keys, kind), (*dims[:-2], *_turned(((depth,), columns), found.turned)))
-    given = Laid(_in_dtype(replay, last.inputs[1 - found.side], kind),
-                 (*weights[:-2], *_turned((columns, (depth,)), found.side == 1)))
     # one leading axis alone is heads where it is a number, as theirs mostly is
     heads_last = len(found.lead) > 1 or any(isinstance(axis.size, int) for axis in found.lead)
     batch, groups = (found.lead[:-1], found.lead[-1:]) if heads_last else (found.lead, [])
     heads = [*groups, *(axis for axis in found.rows if axis is not query)]
     scale, mask = _mask(replay, graph, found, [batch, heads, [query], [column]])
+    queries, by = _unscaled(replay, queries)
+    keys, more = _unscaled(replay, keys)
+    # each operand's dims as the products have them
+    asked = Laid(_in_dtype(replay, queries, kind), (*dims[:-2], *_turned((rows, (depth,)), found.turned)))
+    kept = Laid(_in_dtype(replay, keys, kind), (*dims[:-2], *_turned(((depth,), columns), found.turned)))
+    given = Laid(_in_dtype(replay, last.inputs[1 - found.side], kind),
+                 (*weights[:-2], *_turned((columns, (depth,)), found.side == 1)))
     operands = (placed(replay, asked, [batch, heads, [query], [depth]]),
                 placed(replay, kept, [batch, groups, [column], [depth]]),
                 placed(replay, given, [batch, groups, [column], [depth]]), *(() if mask is None else (mask,)))
-    attrs = {"causal": False, "scale": scale}
-    result, _ = replay.multi("attention", operands, tuple(attrs.items()), OPS["attention"].infer(operands, attrs))
+    attrs = {"causal": False, "scale": scale * by * more}
+    result, sums = replay.multi("attention", operands, tuple(attrs.items()), OPS["attention"].infer(operands, attrs))
+    if found.zeroed == _NAN:
+        lost = placed(replay, Laid(replay.op("isnan", sums), (tuple(batch), tuple(heads), (query,))),
+                      [batch, [query], heads, []])
+        result = replay.op("where", lost, 0.0, result)
     return placed(replay, Laid(result, (tuple(batch), (query,), tuple(heads), (depth,))),
                   [*weights[:-2], *_turned((weights[-1 if found.side else -2], (depth,)), found.side == 1)])
 
@@ -300,6 +357,22 @@ def _query(found: _Match) -> Axis:
     size = found.column.size
     return max(found.rows, key=lambda axis: (axis.size == size, not isinstance(axis.size, int),
                                              axis.size if isinstance(axis.size, int) else 0))
+
+
+def _unscaled(replay: Replay, operand: Operand) -> tuple[Operand, float]:
+    """Queries or keys before they were multiplied with a number, and the number."""
+    node = replay.producer(operand)
+    if node is not None and node.op in _VIEWS:
+        below, by = _unscaled(replay, node.inputs[0])
+        return (operand, 1.0) if by == 1.0 else (replay.op(node.op, below, **dict(node.attrs)), by)
+    if node is None or node.op not in ("mul", "div") or node.output.tensor.dtype not in ("f32", "f64"):
+        return operand, 1.0
+    for x, number in (node.inputs, node.inputs[::-1])[:2 if node.op == "mul" else 1]:
+        if isinstance(number, float) and 0 < number < math.inf and isinstance(x, Value) \
+                and x.tensor.shape == node.output.tensor.shape:
+            below, by = _unscaled(replay, x)
+            return below, by * number if node.op == "mul" else by / number
+    return operand, 1.0
 
 
 def _in_dtype(replay: Replay, operand: Operand, dtype: str) -> Value:
@@ -334,7 +407,7 @@ def _mask(replay: Replay, graph: Graph, found: _Match,
         return mask.scale, bias
     if not deep and (adds or -math.inf in fills):
         raise Unmatched  # which of them is the larger counts where a row has no key
-    if not adds and -math.inf not in fills:
+    if found.zeroed or (not adds and -math.inf not in fills) or _finite(replay, bias):
         return mask.scale, bias
     top = replay.op("amax", bias, dims=(3,), keep=True)
     return mask.scale, replay.op("add", bias, replay.op("mul", top, 0.0))
@@ -376,6 +449,16 @@ def _sees_first(replay: Replay, graph: Graph, bias: Value) -> bool:
              for size, part in zip(bias.tensor.shape[:3], ("batch", "head", "row"), strict=True)]
     first = Element(replay.made, graph.facts).at(bias, (*front, 0))
     return type(first) is float and math.isfinite(first)
+
+
+def _finite(replay: Replay, operand: Operand) -> bool:
+    """Whether it is chosen from numbers that are finite."""
+    if not isinstance(operand, Value):
+        return isinstance(operand, (int, float)) and math.isfinite(operand)
+    node = replay.producer(operand)
+    if node is None or node.op not in ("where", "full", *_VIEWS, "broadcast"):
+        return False
+    return all(_finite(replay, one) for one in (node.inputs[1:] if node.op == "where" else node.inputs[:1]))
 
 
 class _Mask:

@@ -30,6 +30,7 @@ What is hidden is not read either: a NaN among later keys, which PyTorch's sums 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -185,6 +186,13 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Known]:
     return lambda _, a, b: function(a, b) if _whole(a) and _whole(b) else None
 
 
+def _sum(a: Known, b: Known) -> Known:
+    """Of whole numbers, and of others where nothing is rounded."""
+    if type(a) is type(b) is float:
+        return a + b if 0 in (a, b) or math.isinf(a) or math.isinf(b) else None
+    return a + b if _whole(a) and _whole(b) else None
+
+
 def _cast(a: Known, dtype: str) -> Known:
     if dtype == "bool" and type(a) in (int, float):
         return a != 0
@@ -207,7 +215,7 @@ _KNOWN: dict[str, Callable[..., Known]] = {
     "or": Element.either,
     "not": _invert,
     "where": Element.choose,
-    "add": _arithmetic(lambda a, b: a + b),
+    "add": lambda e, a, b: _sum(a, b),
     "sub": _arithmetic(lambda a, b: a - b),
 }
 
