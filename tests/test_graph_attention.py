@@ -133,3 +133,81 @@ def test_forms(form: Callable[..., Any], words: tuple[str, str]) -> None:
     if form in MASKED:
         inputs = inputs_of(form, words, SIZES[0], lost=True)
         near(fast(*inputs), form(*inputs))  # NaN where it has NaN, else the mean of the values
+
+
+def returned(q: Any, k: Any, v: Any) -> Any:
+    weights = jax.nn.softmax(q @ k.transpose(0, 1, 3, 2))
+    return weights @ v, weights
+
+
+def near_fill(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.softmax(jnp.where(jnp.arange(k.shape[2]) < 2, q @ k.transpose(0, 1, 3, 2), -3.0)) @ v
+
+
+def along_rows(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.softmax(q @ k.transpose(0, 1, 3, 2), 2) @ v
+
+
+def over_heads(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.softmax(q @ k.transpose(0, 1, 3, 2), 1) @ v
+
+
+def narrow(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.softmax(q @ k.transpose(0, 1, 3, 2)) @ v[..., :5]
+
+
+def capped(q: Any, k: Any, v: Any) -> Any:
+    return jax.nn.softmax(jnp.tanh(q @ k.transpose(0, 1, 3, 2))) @ v
+
+
+def other_top(q: Any, k: Any, v: Any) -> Any:
+    """What is taken off is not the largest score of the row."""
+    scores = q @ k.transpose(0, 1, 3, 2)
+    lifted = jnp.exp(scores - scores.max(-2, keepdims=True))
+    return lifted / lifted.sum(-1, keepdims=True) @ v
+
+
+def dropped(q: Any, k: Any, v: Any) -> Any:
+    weights = jax.nn.softmax(q @ k.transpose(0, 1, 3, 2))
+    kept = jax.random.bernoulli(jax.random.key(0), 0.5, weights.shape)
+    return jnp.where(kept, weights / 0.5, 0.0) @ v
+
+
+@pytest.mark.parametrize("form", [returned, near_fill, along_rows, over_heads, narrow, capped, other_top, dropped],
+                         ids=lambda form: form.__name__)
+def test_what_is_left_as_it_is(form: Callable[..., Any]) -> None:
+    fast = compiled(form, FOUR)
+    inputs = inputs_of(form, FOUR, SIZES[0])
+    for found, wanted in zip(jax.tree.leaves(fast(*inputs)), jax.tree.leaves(form(*inputs)), strict=True):
+        near(found, wanted)
+    assert not attentions(fast)
+
+
+def test_what_is_no_number_goes_where_it_went() -> None:
+    """Queries, keys and values that are not finite; rows and keys that have none of them stay as they are."""
+    fast = compiled(plain, FOUR)
+    for number in (math.nan, math.inf, -math.inf):
+        for at in range(3):
+            inputs = inputs_of(plain, FOUR, SIZES[0])
+            inputs[at][0, 1, 2, 3] = number
+            near(fast(*inputs), plain(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float64])
+def test_dtypes(dtype: Any) -> None:
+    with jax.enable_x64(dtype == jnp.float64):
+        form, words = (grouped, ("b n g d", "b n h d")) if dtype == jnp.bfloat16 else (plain, FOUR)
+        fast, given = compiled(form, words), inputs_of(form, words, SIZES[0])
+        found, near_by = fast(*(jnp.asarray(one, dtype) for one in given)), 1e-5 if dtype == jnp.float64 else 0.03
+        assert found.dtype == dtype and len(attentions(fast)) == 1
+        np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(form(*given)), near_by, near_by)
+
+
+def test_gradients() -> None:
+    """The forward is one op; its gradients read the weights, and stay those of the program."""
+    fast = compiled(grouped, ("b n g d", "b n h d"))
+    inputs = inputs_of(grouped, ("b n g d", "b n h d"), SIZES[0])
+    weight = drawn(*inputs[0].shape)
+    for found, wanted in zip(*(jax.grad(lambda *given, f=form: (f(*given) * weight).sum(), (0, 1, 2))(*inputs)
+                               for form in (fast, grouped)), strict=True):
+        near(found, wanted)

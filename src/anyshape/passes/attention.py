@@ -44,7 +44,7 @@ import math
 from dataclasses import dataclass, field
 
 from anyshape.base.config import Config
-from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import OPS, row, type_of
 from anyshape.passes.causal_mask import Element
 from anyshape.passes.rewriter import Replay, replay
@@ -299,7 +299,7 @@ def _split(found: _Match, weights: Operand) -> None:
 
 def _alone(found: _Match, inside: list[Node], readers: _Readers) -> None:
     """Nobody else reads what would not be there any more."""
-    names: set[str | None] = {node.output.name for node in inside} | {found.last.output.name}
+    names: set[str | None] = {found.last.output.name, *(node.output.name for node in inside)}
     if any(not readers.of.get(node.output.name, set()) <= names for node in inside):
         raise Unmatched
 
@@ -338,7 +338,7 @@ def _written(replay: Replay, graph: Graph, found: _Match) -> Operand:
     operands = (placed(replay, asked, [batch, heads, [query], [depth]]),
                 placed(replay, kept, [batch, groups, [column], [depth]]),
                 placed(replay, given, [batch, groups, [column], [depth]]), *(() if mask is None else (mask,)))
-    attrs = {"causal": False, "scale": scale * by * more}
+    attrs: dict[str, Attr] = {"causal": False, "scale": scale * by * more}
     result, sums = replay.multi("attention", operands, tuple(attrs.items()), OPS["attention"].infer(operands, attrs))
     if found.zeroed == _NAN:
         lost = placed(replay, Laid(replay.op("isnan", sums), (tuple(batch), tuple(heads), (query,))),
