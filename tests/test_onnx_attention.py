@@ -112,3 +112,29 @@ def test_widths_without_a_number_and_a_key_more():
     checked("GroupQueryAttention", ["q", "k", "k", "past", "past", "ends", "total"], {
         "q": ["b", "s", 64], "k": ["b", "s", 32], "past": ["b", 2, "p", 16], "ends": ["b"], "total": []},
         ["y", "keys", "values"], {}, feeds, num_heads=4, kv_num_heads=2, smooth_softmax=1)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_attention_that_is_written_out_is_one_op(guarded):
+    """Rows without a key are NaN, or 0 where the export asks for that (IsNaN); NaN of queries counts as that too."""
+    node = helper.make_node
+    nodes = [node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), node("MatMul", ["q", "kt"], ["s"]),
+             node("Div", ["s", "c"], ["d"]), node("Add", ["d", "m"], ["a"]), node("Softmax", ["a"], ["p"], axis=-1),
+             node("IsNaN", ["p"], ["n"]), node("Where", ["n", "o", "p"], ["w"]),
+             node("MatMul", ["w" if guarded else "p", "v"], ["y"])]
+    nodes = nodes if guarded else [one for one in nodes if one.op_type not in ("IsNaN", "Where")]
+    given = {"q": ["b", 2, "s", 8], "k": ["b", 2, "t", 8], "v": ["b", 2, "t", 8], "m": ["b", 1, "s", "t"]}
+    made = helper.make_model(helper.make_graph(
+        nodes, "made", [helper.make_tensor_value_info(name, 1, shape) for name, shape in given.items()],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(np.float32(number), name) for name, number in (("c", 3.0), ("o", 0.0))]),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    compiled = anyshape.compile_onnx(made)
+    for b, s, t in ((2, 5, 7), (1, 1, 1), (3, 2, 31), (2, 3, 0), (0, 3, 4)):
+        feed = {name: floats(*(dict(b=b, s=s, t=t).get(n, n) for n in shape)) for name, shape in given.items()}
+        feed["m"] = np.where(feed["m"] < 0.4, 0.0, -np.inf).astype(np.float32)
+        feed["m"][:1, :, :1] = -np.inf
+        feed["q"][:1, :1, -1:, 0] = np.nan
+        np.testing.assert_allclose(compiled(**feed), session.run(None, feed)[0], 1e-4, 1e-5)
+    assert [one.what for one in compiled.explain().attentions] == ["one call, with a mask"]

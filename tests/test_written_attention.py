@@ -351,8 +351,9 @@ def test_forms(form, training):
     assert notes and all(note.taken == (not reason) and reason in note.what for note in notes), notes
     assert compilation_of(fast).graphs == 1 or form.function is gpt
     text = str(fast.explain())
-    assert ("left as it is: " if reason else "fused: one call") in text
-    assert is_fused(fast) == (not reason)
+    left = reason and (training or form.eager_trains)  # a graph of ours has no changes in place, and its pass fuses it
+    assert ("left as it is: " if left else "fused: one call") in text
+    assert is_fused(fast) == (not left)
 
 
 # the form says what is matched, the dtype what runs it: each of both, and masks whose number is the dtype's

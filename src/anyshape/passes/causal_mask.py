@@ -30,6 +30,7 @@ What is hidden is not read either: a NaN among later keys, which PyTorch's sums 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,14 +77,14 @@ def _kind(mask: Value, producers: Mapping[str, Node], facts: Facts) -> tuple[boo
         return False, False
     batch, head, least, more = (symbol(f"mask {part}") for part in ("batch", "head", "least", "more"))
     front = tuple(0 if size == 1 else index for size, index in zip(mask.tensor.shape, (batch, head), strict=False))
-    later = _Element(producers, facts).at(mask, (*front, least, least + more + 1))
-    earlier = _Element(producers, facts).at(mask, (*front, least + more, least))
+    later = Element(producers, facts).at(mask, (*front, least, least + more + 1))
+    earlier = Element(producers, facts).at(mask, (*front, least + more, least))
     only = type(earlier) is float and earlier == 0
     hides = type(later) is float and (later == -float("inf") or (only and later <= _INFINITE))
     return hides, hides and only
 
 
-class _Element:
+class Element:
     """Evaluates one element by the bodies of rows: the protocol `Body` over what is known of numbers."""
 
     def __init__(self, producers: Mapping[str, Node], facts: Facts) -> None:
@@ -173,7 +174,7 @@ class _Element:
         return a if condition else b
 
 
-def _invert(_: _Element, a: Known) -> Known:
+def _invert(_: Element, a: Known) -> Known:
     return not a if isinstance(a, bool) else None
 
 
@@ -185,13 +186,20 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Known]:
     return lambda _, a, b: function(a, b) if _whole(a) and _whole(b) else None
 
 
+def _sum(a: Known, b: Known) -> Known:
+    """Of whole numbers, and of others where nothing is rounded."""
+    if type(a) is type(b) is float:
+        return a + b if 0 in (a, b) or math.isinf(a) or math.isinf(b) else None
+    return a + b if _whole(a) and _whole(b) else None
+
+
 def _cast(a: Known, dtype: str) -> Known:
     if dtype == "bool" and type(a) in (int, float):
         return a != 0
     if _whole(a):
         return a if dtype in _WIDE and dtype != "bool" else None
     if isinstance(a, bool):
-        return a if dtype == "bool" else int(a) if dtype in _WIDE else None
+        return a if dtype == "bool" else int(a) if dtype in _WIDE else float(a)
     return a if dtype.startswith(("f", "bf")) else None
 
 
@@ -201,13 +209,13 @@ _KNOWN: dict[str, Callable[..., Known]] = {
     "lt": lambda e, a, b: e.least(a, b, 1),
     "ge": lambda e, a, b: e.least(b, a, 0),
     "gt": lambda e, a, b: e.least(b, a, 1),
-    "eq": _Element.equal,
+    "eq": Element.equal,
     "ne": lambda e, a, b: _invert(e, e.equal(a, b)),
-    "and": _Element.both,
-    "or": _Element.either,
+    "and": Element.both,
+    "or": Element.either,
     "not": _invert,
-    "where": _Element.choose,
-    "add": _arithmetic(lambda a, b: a + b),
+    "where": Element.choose,
+    "add": lambda e, a, b: _sum(a, b),
     "sub": _arithmetic(lambda a, b: a - b),
 }
 

@@ -25,6 +25,7 @@ from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation, Fallback
 from anyshape.ir.graph import UNUSED
 from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.passes.driver.pipeline import ATTENTION
 from anyshape.plan.ir.liveness import live_bytes
 from anyshape.plan.ir.program import (
     ExternStep,
@@ -72,9 +73,31 @@ def _routers(target: Any) -> tuple[RouterNote, ...]:
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
-    """What was written out, repeated layers once."""
-    return tuple(AttentionUse(number, note.where, note.taken, note.what, notes.count(note))
-                 for number, notes in sorted(compilation.attentions.items()) for note in dict.fromkeys(notes))
+    """What was written out, repeated layers once: as captured, and what the pass over graphs found."""
+    found: list[AttentionUse] = []
+    passed = [_attentions_of_pass(program) for program in native_programs(compilation)]
+    made = {number: sum(one.graph == number for uses in passed for one in uses) for number in compilation.attentions}
+    for number, notes in sorted(compilation.attentions.items()):
+        left = sum(not note.taken for note in notes)  # before autograd: the pass may have taken them since
+        found += [AttentionUse(number, note.where, note.taken, note.what, notes.count(note))
+                  for note in dict.fromkeys(notes) if note.taken or made[number] < left]
+    for uses in passed:
+        found += [dataclasses.replace(one, uses=uses.count(one)) for one in dict.fromkeys(uses)]
+    return tuple(found)
+
+
+def _attentions_of_pass(program: NativeProgram) -> list[AttentionUse]:
+    """What the pass put into a program's graph."""
+    history = program.compiled.history
+    graphs = [history.captured, *(stage.ir for stage in history.stages)]
+    at = next((place for place, stage in enumerate(history.stages, 1) if stage.name == ATTENTION), None)
+    before, after = (graphs[at - 1], graphs[at]) if at is not None else (None, None)
+    if before is None or after is None or before is after:
+        return []
+    old = {node.outputs[0].name for node in before.nodes if node.op == ATTENTION}
+    return [AttentionUse(int(program.name.split(".")[0]), node.where, True,
+                         f"one call, with{'' if len(node.inputs) > 3 else 'out'} a mask", 1)
+            for node in after.nodes if node.op == ATTENTION and node.outputs[0].name not in old]
 
 
 def program_notes(compilation: Compilation, values: Mapping[str, int]) -> tuple[ProgramNote, ...]:

@@ -12,6 +12,7 @@ from anyshape.ir.ir_dumps import Edited, Edits
 from anyshape.ir.pass_manager import History, PassManager
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
+from anyshape.passes.attention import attention
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination
@@ -31,17 +32,18 @@ from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; onto, pieces,
-# products, addends and strips count readers, so equal equations are one before; panels are read by products in the form
-# that they have at last; dce sweeps
-ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
-                          causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
+# constants before arithmetic, so that mul(x, full(1)) is seen; attention before views, which tidy up what it wrote;
+# views again open up equal equations; onto, pieces, products, addends and strips count readers, so equal equations are
+# one before; panels are read by products in the form that they have at last; dce sweeps
+ROAD: tuple[Pass, ...] = (constant_folding, simplify, attention, channels_last, views, cse, scatter_accumulate,
+                          concat_elimination, causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
                           conv_epilogue, dispatch_fusion, prepacked_gemm, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
-# (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), calls past torch's
-# wrappers (frontend/capture/fast_dispatch.py, frontend/capture/autograd_function.py), and chains of products that a
-# train step runs by bands of rows (dist/row_tiling.py)
+# (frontend/attention_fusion/match.py; the pass `attention` goes with it), versions of kernels
+# (kernel/schedule/multiversion.py), calls past torch's wrappers (frontend/capture/fast_dispatch.py,
+# frontend/capture/autograd_function.py), and chains of products that a train step runs by bands of rows
+# (dist/row_tiling.py)
 ATTENTION, REGIMES, FAST_DISPATCH, ROW_TILING = TECHNIQUES = ("attention", "regimes", "fast_dispatch", "row_tiling")
 
 

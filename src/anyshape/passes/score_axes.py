@@ -1,0 +1,177 @@
+"""Axes: which dims of a product the dims of what is made of it are, through views that take dims apart, put them
+together, and exchange them.
+
+    s = matmul(q, k)                             f32[b, 6*n, m]     ((B), (R), (C))
+    r = reshape(s | shape=[b, n, 6, m])          f32[b, n, 6, m]    ((B), (N), (G), (C)): R is N and G
+    p = permute(r | dims=[2, 0, 1, 3])           f32[6, b, n, m]    ((G), (B), (N), (C))
+
+A dim of size 1, and one along which a value was broadcast, has no axis.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from anyshape.ir.graph import Node, Operand, Value
+from anyshape.ir.op import row, type_of
+from anyshape.passes.rewriter import Replay
+from anyshape.sym.expr import Size, product
+from anyshape.sym.index_arithmetic import groups
+
+_DEEPEST = 12  # equations that a mask is made again from
+
+
+class Unmatched(Exception):
+    """It is not what is looked for."""
+
+
+@dataclass(slots=True, eq=False)
+class Axis:
+    """An axis; `parts`, from the outermost on, once it was taken apart."""
+
+    size: Size
+    parts: list[Axis] = field(default_factory=list)
+
+    def leaves(self) -> list[Axis]:
+        return [leaf for part in self.parts for leaf in part.leaves()] if self.parts else [self]
+
+
+Dims = tuple[tuple[Axis, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A value, and the axes of its dims, from the outermost on."""
+
+    value: Value
+    dims: Dims
+
+
+class Axes:
+    """The axes of values that are made of `first`. places: of the operand that is made of it, by result."""
+
+    def __init__(self, replay: Replay, first: Node, places: dict[str, int]) -> None:
+        self.replay = replay
+        self.places = places
+        self._found: dict[str, Dims] = {
+            first.output.name: tuple(() if size == 1 else (Axis(size),) for size in first.output.tensor.shape)}
+
+    def of(self, operand: Operand) -> Dims:
+        """The axes of each dim, as far as they have been taken apart by now.
+
+        Raises:
+            Unmatched: it is not made of the product by views, pointwise steps and reductions, or its dims are no axes.
+        """
+        return tuple(tuple(leaf for axis in dim for leaf in axis.leaves()) for dim in self._of(operand))
+
+    def reduced(self, node: Node) -> tuple[Axis, ...]:
+        """The axes along which a reduction goes."""
+        dims, along = self.of(node.inputs[0]), node.attr("dims")
+        assert isinstance(along, tuple)
+        return tuple(axis for dim in along if isinstance(dim, int) for axis in dims[dim])
+
+    def _of(self, operand: Operand) -> Dims:
+        node = self.replay.producer(operand)
+        if node is None or not isinstance(operand, Value):
+            raise Unmatched
+        if operand.name not in self._found:
+            self._found[operand.name] = self._made(node)
+        return self._found[operand.name]
+
+    def _made(self, node: Node) -> Dims:
+        source = node.inputs[self.places.get(node.output.name, 0)]
+        dims, before, after = self.of(source), type_of(source).shape, node.output.tensor.shape
+        if node.op == "reshape":
+            return _reshaped(dims, before, after)
+        if node.op == "permute":
+            return tuple(dims[d] for d in _whole(node, "dims"))
+        if node.op == "broadcast":
+            return (*((),) * (len(after) - len(before)), *dims)
+        if row(node).kind == "reduce":
+            along = _whole(node, "dims")
+            return tuple(() if d in along else dim for d, dim in enumerate(dims) if node.attr("keep") or d not in along)
+        if row(node).kind != "pointwise" or after != before:
+            raise Unmatched
+        return dims
+
+
+def _whole(node: Node, name: str) -> tuple[int, ...]:
+    value = node.attr(name)
+    assert isinstance(value, tuple)
+    return value  # type: ignore[return-value]
+
+
+def _reshaped(dims: Dims, before: tuple[Size, ...], after: tuple[Size, ...]) -> Dims:
+    if 0 in before:
+        raise Unmatched
+    found: list[tuple[Axis, ...]] = [()] * len(after)
+    for group in groups(before, after):
+        if len(group.source) == len(group.result) == 1:
+            found[group.result[0]] = dims[group.source[0]]
+            continue
+        if not all(dims[d] for d in group.source):
+            raise Unmatched  # a broadcast dim with others
+        leaves, result = [axis for d in group.source for axis in dims[d]], list(group.result)
+        while result:
+            if len(leaves) == 1 and len(result) > 1:
+                leaves[0].parts = [Axis(after[d]) for d in result]
+                for d, part in zip(result, leaves[0].parts, strict=True):
+                    found[d] = (part,)
+                break
+            count = len(leaves) if len(result) == 1 else next(
+                (n for n in range(1, len(leaves)) if product(one.size for one in leaves[:n]) == after[result[0]]), 0)
+            if not count:
+                raise Unmatched
+            found[result.pop(0)] = tuple(leaves[:count])
+            del leaves[:count]
+    return tuple(found)
+
+
+def placed(replay: Replay, x: Laid, order: Sequence[Sequence[Axis]]) -> Value:
+    """`x` with a dim for each group of axes; one that has none of them is of size 1 there.
+
+    Raises:
+        Unmatched: it has other axes.
+    """
+    have, wanted = [axis for dim in x.dims for axis in dim], [axis for group in order for axis in group]
+    if not set(have) <= set(wanted) or len(set(have)) != len(have):
+        raise Unmatched
+    value = _shaped(replay, x.value, [axis.size for axis in have])
+    dims = tuple(have.index(axis) for axis in wanted if axis in have)
+    if dims != tuple(range(len(dims))):
+        value = replay.op("permute", value, dims=dims)
+    if any(0 < sum(axis in have for axis in group) < len(group) for group in order):
+        value = _shaped(replay, value, [axis.size if axis in have else 1 for axis in wanted])
+        value = replay.op("broadcast", value, shape=tuple(
+            axis.size if any(one in have for one in group) else 1 for group in order for axis in group))
+    return _shaped(replay, value, [
+        product(axis.size for axis in group) if any(axis in have for axis in group) else 1 for group in order])
+
+
+def _shaped(replay: Replay, x: Value, shape: Sequence[Size]) -> Value:
+    return x if x.tensor.shape == tuple(shape) else replay.op("reshape", x, shape=tuple(shape))
+
+
+def shrunk(replay: Replay, x: Value, depth: int = _DEEPEST) -> Value:
+    """`x` of size 1 in dims along which it is the same everywhere, as its equations say; `x` where there are none."""
+    node, shape = replay.producer(x), x.tensor.shape
+    if node is None or not depth or len(node.outputs) != 1 or row(node).random:
+        return x
+    kind = row(node).kind
+    if node.op not in ("broadcast", "reshape", "permute") and kind != "pointwise":
+        return x
+    inner = [shrunk(replay, one, depth - 1) if isinstance(one, Value) else one for one in node.inputs]
+    if node.op == "broadcast":
+        assert isinstance(inner[0], Value)
+        return _shaped(replay, inner[0], (*(1,) * (len(shape) - inner[0].tensor.rank), *inner[0].tensor.shape))
+    if all(a is b for a, b in zip(inner, node.inputs, strict=True)):
+        return x
+    if node.op == "reshape":
+        before, small = type_of(node.inputs[0]).shape, type_of(inner[0]).shape
+        kept = [size for size, old in zip(small, before, strict=True) if old != 1]
+        if [size for size in before if size != 1] != [size for size in shape if size != 1]:
+            return x
+        return replay.op("reshape", inner[0], shape=tuple(1 if size == 1 else kept.pop(0) for size in shape))
+    found = replay.op(node.op, *inner, **dict(node.attrs))
+    found = _shaped(replay, found, (*(1,) * (len(shape) - found.tensor.rank), *found.tensor.shape))
+    return x if found.tensor.shape == shape else found
