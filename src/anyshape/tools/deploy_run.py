@@ -12,7 +12,6 @@ import numpy as np
 from anyshape.artifact.load import load
 from anyshape.base.errors import InputError, OutputError, printable
 from anyshape.base.files import replacing
-from anyshape.runtime.inspect.profile import profile
 from anyshape.tools.named_file import named_file
 
 
@@ -45,6 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
         flat = model.signature.flat(given, named)
         outputs = model.run(flat)
         if arguments.profile:
+            from anyshape.runtime.inspect.profile import profile  # with the cost model, which a run needs not
             with profile() as found:
                 model.run(flat)
             print(found)
