@@ -26,6 +26,7 @@ from anyshape.frontend.messages.recompile_reasons import name_sizes
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import internals
@@ -50,7 +51,7 @@ def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
 
 
 def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
-    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})

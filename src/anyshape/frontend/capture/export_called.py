@@ -19,6 +19,7 @@ from anyshape.frontend.capture import exported_sizes
 from anyshape.frontend.capture.exported_sizes import special_at
 from anyshape.frontend.capture.meta_kernels import tracing_settings
 from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, TracedCall
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 
@@ -195,7 +196,7 @@ def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Sign
         return auto if dynamic and type(leaf) is int and leaf >= LEAST else None
 
     named = signature.bind(*call.arguments, **call.keywords).arguments
-    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # what torch's own recurrent networks do with their weights
         warnings.filterwarnings("ignore", "The tensor attributes self._flat_weights", UserWarning)
         return torch.export.export(module, pytree.tree_map(example, call.arguments),
