@@ -12,9 +12,11 @@ import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
+from anyshape.frontend.symbols.guard_facts import is_of_several
 from anyshape.torch_compat.tracing import settings
 
-MOST_OPEN, MOST_EMPTY = 4, 2  # sizes that are judged at 1, and at 0, in all combinations
+MOST_JUDGED = 24  # combinations of small sizes that are judged for one more size
+MOST_EMPTY = 2  # sizes that may be 0
 
 
 def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any]:
@@ -32,23 +34,23 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
     if min(least.values(), default=LEAST) >= LEAST:
         return least
     gm = exported.graph_module
-    env = _env(exported)
-    guards = [env.replace(guard.expr) for guard in env.guards]
+    asked = guards(exported)
     for node in gm.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")  # as Dynamo's graphs have it
     predicted = PredictedShapes(gm)
     hints = settings.hints(predicted.placeholders)
     served: dict[Any, list[int]] = {}
-    for symbol, low in least.items():
-        if low >= LEAST:
-            continue
+    places = sorted(symbols(exported).items(), key=lambda one: one[0][::-1])  # batches first
+    for symbol in dict.fromkeys(symbol for _, symbol in places if least[symbol] < LEAST):
         own: list[int] = []
         rest = [dict(zip(served, sizes, strict=True))
                 for sizes in itertools.product(*([hints[one], *small] for one, small in served.items()))]
-        for size in range(LEAST - 1, low - 1, -1):
-            judged = len(served) < (MOST_OPEN if size else MOST_EMPTY)
-            if not judged or not all(_holds(guards, values) and not predicted.differs_at(values)
-                                     for chosen in rest for values in [{**hints, **chosen, symbol: size}]):
+        for size in range(LEAST - 1, least[symbol] - 1, -1):
+            patterns = [values for chosen in rest for values in [{**hints, **chosen, symbol: size}]
+                        if not _is_refused(asked, values)]
+            empty = sum(0 in small for small in served.values())
+            if len(patterns) > MOST_JUDGED or (size == 0 and empty >= MOST_EMPTY) or not all(
+                    _holds(asked, values) and not predicted.differs_at(values) for values in patterns):
                 break
             own.append(size)
         least[symbol] = min(own, default=LEAST)
@@ -74,8 +76,22 @@ def _env(exported: torch.export.ExportedProgram) -> Any:
                 for size in value.shape if isinstance(size, torch.SymInt))
 
 
-def _holds(guards: Sequence[Any], values: Mapping[Any, int]) -> bool:
-    return all(guard.xreplace(values) == True for guard in guards)  # noqa: E712 of sympy
+def guards(exported: torch.export.ExportedProgram) -> list[Any]:
+    """What torch.export took for granted of sizes, as formulas of symbols."""
+    if not any(symbols(exported)):
+        return []
+    env = _env(exported)
+    return list(dict.fromkeys(env.replace(guard.expr) for guard in env.guards))
+
+
+def _holds(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
+    return all(guard.xreplace(values) == True for guard in asked)  # noqa: E712 of sympy
+
+
+def _is_refused(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
+    """Whether a call is refused by a guard of several sizes, such as that two tensors have as many elements, which the
+    compiled program asks. Where guards of one size hold, its range says."""
+    return any(is_of_several(guard) and guard.xreplace(values) == False for guard in asked)  # noqa: E712 of sympy
 
 
 def given(exported: torch.export.ExportedProgram) -> list[Any]:
