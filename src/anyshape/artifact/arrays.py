@@ -14,15 +14,15 @@ Array = np.ndarray[Any, Any]
 BF16 = "bfloat16"  # the dtype's name in ml_dtypes, which makes arrays of numpy of it; here they are bits of uint16
 
 
-def incoming(value: Any, name: str) -> Any:
-    """A value as an array of numpy, over the same memory; numbers stay what they are.
+def incoming(value: Any, name: str, wanted: str = "bf16") -> Any:
+    """A value as an array of numpy, over the same memory; numbers stay what they are. wanted: our name of the dtype.
 
     Raises:
-        InputError: it is no array, or lies on a device.
+        InputError: it is no array, lies on a device, or is of bf16, which no dtype of numpy's says, and not wanted so.
     """
     if isinstance(value, np.ndarray):
         if value.dtype.name == BF16:
-            return value.view(np.uint16)
+            return _bits(value, name, wanted)
         return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
     if isinstance(value, (bool, int, float)):
         return value
@@ -36,15 +36,24 @@ def incoming(value: Any, name: str) -> Any:
         if torch is not None:
             value = value.detach()
             if value.dtype is torch.bfloat16:
-                return np.from_dlpack(value.view(torch.int16)).view(np.uint16)
+                return _bits(np.from_dlpack(value.view(torch.int16)), name, wanted)
             if value.dtype is torch.bool:
                 return np.from_dlpack(value.view(torch.uint8)).view(np.bool_)
         elif getattr(getattr(value, "dtype", None), "name", "") == BF16:  # numpy's DLPack does not know it
-            return np.asarray(value).view(np.uint16)
+            return _bits(np.asarray(value), name, wanted)
         return np.from_dlpack(value)
+    except InputError:
+        raise
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise InputError(f"{name} cannot be read", why=f"{type(value).__name__}: {str(error)[:200]}",
                          do="pass a dense array in the memory of this machine") from None
+
+
+def _bits(value: Array, name: str, wanted: str) -> Array:
+    if wanted != "bf16":
+        raise InputError(f"{name} has dtype bf16", why=f"the program takes {wanted or 'a number'} there",
+                         do="convert it, or save a program that takes bf16")
+    return value.view(np.uint16)
 
 
 def takes_writes(value: Any, array: Any) -> bool:

@@ -267,7 +267,7 @@ class LoadedModel:
             if flat[number] != value or type(flat[number]) is not type(value):
                 raise InputError(f"{self.names[number]} is {flat[number]!r:.80}", do="pass that value",
                                  why=f"the program was made for {value!r}")
-        given = [0 if number in self.closed else arrays.incoming(flat[number], self.names[number])
+        given = [0 if number in self.closed else arrays.incoming(flat[number], self.names[number], self.kinds[number])
                  for number in self.order]
         for place in self.written:
             number = self.order[place]

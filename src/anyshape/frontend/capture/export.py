@@ -5,6 +5,7 @@ import copy
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.capture.dynamo_backend import compile_or_interpret
-from anyshape.frontend.capture.exported_sizes import small_sizes_open
+from anyshape.frontend.capture.exported_sizes import guards, small_sizes_open
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -26,12 +27,14 @@ from anyshape.frontend.messages.recompile_reasons import name_sizes
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.versions.python_kernels import recurrent_decompositions
 
+ADMITTED = 4096  # sets of sizes of which an exported program remembers that it takes them
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -50,7 +53,7 @@ def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
 
 
 def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
-    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
@@ -71,7 +74,7 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
             static_inputs=tuple(range(len(state)))))
     ranges = {symbol: (max(bounds.lower, least.get(symbol, bounds.lower)), bounds.upper)
               for symbol, bounds in decomposed.range_constraints.items()}
-    return ExportedCallable(exported, gm, program, state, kept, ranges, compilation)
+    return ExportedCallable(exported, gm, program, state, kept, ranges, guards(decomposed), compilation)
 
 
 def _state(exported: torch.export.ExportedProgram, spec: InputSpec) -> torch.Tensor:
@@ -117,7 +120,7 @@ class ExportedCallable:
 
     def __init__(self, exported: torch.export.ExportedProgram, gm: GraphModule, program: Boxed,
                  state: list[torch.Tensor], outputs: int, ranges: dict[Any, tuple[Any, Any]],
-                 compilation: Compilation) -> None:
+                 guards: Sequence[Any], compilation: Compilation) -> None:
         self.exported = exported
         self.compilation = compilation
         self.in_spec = exported.call_spec.in_spec
@@ -130,6 +133,8 @@ class ExportedCallable:
         self.places = {symbol: place for symbol, place, _ in name_sizes(
             [(one.name, one.value) for one in self.inputs])}
         self.ranges = ranges
+        self.guards = guards
+        self.admitted: set[tuple[int, ...]] = set()  # sizes at which all of them hold
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportedCallable:
         return compile_exported(copy.deepcopy(self.exported, memo), self.compilation.config)
@@ -176,6 +181,15 @@ class ExportedCallable:
             if wanted.is_Integer and int(wanted) != size:
                 raise InputError(f"{where} is {size}", do="pass inputs whose sizes agree",
                                  why=f"the program was exported with {self._words(formula)} = {wanted} there")
+
+        given = tuple(sizes.values())
+        if self.guards and given not in self.admitted:
+            refused = next((guard for guard in self.guards if guard.xreplace(sizes) == False), None)  # noqa: E712
+            if refused is not None:
+                raise InputError("the program does not take these sizes", do="pass such sizes, or export with these",
+                                 why=f"it was exported for {self._words(refused)}")
+            if len(self.admitted) < ADMITTED:
+                self.admitted.add(given)
 
     def _words(self, formula: Any) -> str:
         """A formula of sizes with the names of inputs and their dims in place of torch's symbols."""

@@ -1,14 +1,15 @@
 """`torch.export` of a module or function that was compiled as it is, by the calls that were traced, with dynamic shapes
-where its programs have symbols: what `anyshape.save` saves. Sizes of 1 are taken, too, where guards hold and shapes
-come out as predicted there.
+where its programs have symbols: what `anyshape.save` saves. Sizes of 0 and 1 are taken, too, where guards hold and
+shapes come out as predicted there.
 """
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ import torch
 from anyshape import torch_compat as compat
 from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
 from anyshape.frontend.capture import exported_sizes
-from anyshape.frontend.capture.exported_sizes import special_at
 from anyshape.frontend.capture.meta_kernels import tracing_settings
 from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, TracedCall
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 
@@ -28,7 +29,7 @@ EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), input
 def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
                   ) -> torch.export.ExportedProgram:
     """The target as an exported program that takes what `calls` took, at other sizes. Where it can be shown that sizes
-    of 1 do nothing else than larger ones, it takes them too. It is to be compiled under the settings of
+    of 0 and 1 do nothing else than larger ones, it takes them too. It is to be compiled under the settings of
     `all_sizes_traced`.
 
     Args:
@@ -52,7 +53,7 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
             error = found
             continue
         if one is call or _is_free(exported, one, call):
-            return _with_ones(exported, module, one, signature) if dynamic else exported
+            return _with_small(exported, module, one, signature) if dynamic else exported
     assert error is not None
     if isinstance(error, AnyShapeError):
         raise error
@@ -66,20 +67,20 @@ def all_sizes_traced() -> Any:
     return tracing_settings(True, True, 0, frozenset(), frozenset())
 
 
-def _with_ones(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
-               signature: inspect.Signature) -> torch.export.ExportedProgram:
-    """The same with ranges that begin at 1, for all sizes for which that is as good, or else as it is."""
-    refused: set[tuple[int, int]] = set()
-    for _ in range(2):
-        try:
-            with all_sizes_traced():
-                found = _exported(module, call, signature, True, refused)
-                special = special_at(found, 1)
-        except Exception:  # the border to torch's tracer: what is there already will do
-            return exported
-        if not special:
-            return found
-        refused |= {place for place, symbol in exported_sizes.symbols(found).items() if symbol in special}
+def _with_small(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
+                signature: inspect.Signature) -> torch.export.ExportedProgram:
+    """The same with ranges that begin at 0 or 1, for all sizes for which that is as good, or else as it is."""
+    for floor in range(LEAST):
+        least: dict[tuple[int, int], int] = {}
+        with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
+            for _ in range(2):
+                with all_sizes_traced():
+                    found = _exported(module, call, signature, True, least, floor)
+                    judged = exported_sizes.least_sizes(found)
+                ranges = found.range_constraints
+                if all(int(ranges[symbol].lower) == low for symbol, low in judged.items()):
+                    return found
+                least |= {place: judged[symbol] for place, symbol in exported_sizes.symbols(found).items()}
     return exported
 
 
@@ -179,8 +180,9 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Signature, dynamic: bool,
-              refused: Container[tuple[int, int]] | None = None) -> torch.export.ExportedProgram:
-    """refused: sizes, by the tensor's number and the dim, that may not be 1; None: none may."""
+              least: Mapping[tuple[int, int], int] | None = None, floor: int = LEAST
+              ) -> torch.export.ExportedProgram:
+    """least: where sizes begin, by the tensor's number and the dim; others begin at `floor`."""
     numbers = itertools.count()
 
     def example(leaf: Any) -> Any:
@@ -190,12 +192,12 @@ def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Sign
         auto = torch.export.Dim.AUTO
         if isinstance(leaf, Described):
             number = next(numbers)
-            return {dim: auto(min=LEAST if refused is None or (number, dim) in refused else 1)
+            return {dim: auto(min=(least or {}).get((number, dim), floor))
                     for dim, size in enumerate(leaf.sizes) if size >= LEAST} if dynamic else None
         return auto if dynamic and type(leaf) is int and leaf >= LEAST else None
 
     named = signature.bind(*call.arguments, **call.keywords).arguments
-    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings():
+    with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # what torch's own recurrent networks do with their weights
         warnings.filterwarnings("ignore", "The tensor attributes self._flat_weights", UserWarning)
         return torch.export.export(module, pytree.tree_map(example, call.arguments),

@@ -12,9 +12,11 @@ import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
+from anyshape.frontend.symbols.guard_facts import is_of_several
 from anyshape.torch_compat.tracing import settings
 
-MOST_OPEN = 4  # sizes that are judged, in all combinations
+MOST_JUDGED = 24  # combinations of small sizes that are judged for one more size
+MOST_EMPTY = 2  # sizes that may be 0
 
 
 def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any]:
@@ -24,40 +26,46 @@ def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
 
 
-def special_at(exported: torch.export.ExportedProgram, size: int) -> set[Any]:
-    """Symbols whose range holds `size`, 0 or 1, and that may not be it: a guard or a shape of the graph would be
-    another one then."""
+def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
+    """The least value of each symbol of the user's tensors: where its range begins, but above sizes of 0 and 1 at which
+    a guard or a shape of the graph would be another one, alone or together with small sizes of others."""
     ranges = exported.range_constraints
-    open_ = [symbol for symbol in dict.fromkeys(symbols(exported).values()) if int(ranges[symbol].lower) <= size]
-    if not open_:
-        return set()
+    least = {symbol: int(ranges[symbol].lower) for symbol in symbols(exported).values()}
+    if min(least.values(), default=LEAST) >= LEAST:
+        return least
     gm = exported.graph_module
-    env = _env(exported)
-    guards = [env.replace(guard.expr) for guard in env.guards]
+    asked = guards(exported)
     for node in gm.graph.nodes:
         node.meta["example_value"] = node.meta.get("val")  # as Dynamo's graphs have it
     predicted = PredictedShapes(gm)
     hints = settings.hints(predicted.placeholders)
-    served: list[Any] = []
-    for symbol in open_[:MOST_OPEN]:
-        rest = [chosen for count in range(len(served) + 1) for chosen in itertools.combinations(served, count)]
-        if all(_holds(guards, values) and not predicted.differs_at(values)
-               for chosen in rest for values in [{**hints, **dict.fromkeys((symbol, *chosen), size)}]):
-            served.append(symbol)
+    served: dict[Any, list[int]] = {}
+    places = sorted(symbols(exported).items(), key=lambda one: one[0][::-1])  # batches first
+    for symbol in dict.fromkeys(symbol for _, symbol in places if least[symbol] < LEAST):
+        own: list[int] = []
+        rest = [dict(zip(served, sizes, strict=True))
+                for sizes in itertools.product(*([hints[one], *small] for one, small in served.items()))]
+        for size in range(LEAST - 1, least[symbol] - 1, -1):
+            patterns = [values for chosen in rest for values in [{**hints, **chosen, symbol: size}]
+                        if not _is_refused(asked, values)]
+            empty = sum(0 in small for small in served.values())
+            if len(patterns) > MOST_JUDGED or (size == 0 and empty >= MOST_EMPTY) or not all(
+                    _holds(asked, values) and not predicted.differs_at(values) for values in patterns):
+                break
+            own.append(size)
+        least[symbol] = min(own, default=LEAST)
+        if own:
+            served[symbol] = own
     for node in gm.graph.nodes:
         del node.meta["example_value"]
-    return set(open_) - set(served)
+    return least
 
 
 @contextlib.contextmanager
 def small_sizes_open(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, int]]:
     """While the program is compiled, what is known of its sizes begins where their ranges do, which torch.export has
     begin at LEAST, for all of which that is as good. Gives the least value of each symbol of the user's tensors."""
-    ranges = exported.range_constraints
-    least = {symbol: int(ranges[symbol].lower) for symbol in symbols(exported).values()}
-    for size in (1, 0):
-        if any(low <= size for low in least.values()):
-            least |= {symbol: max(size + 1, least[symbol]) for symbol in special_at(exported, size)}
+    least = least_sizes(exported)
     opened = {symbol: low for symbol, low in least.items() if low < LEAST}
     with settings.ranges_from(_env(exported), opened) if opened else contextlib.nullcontext():
         yield least
@@ -68,8 +76,22 @@ def _env(exported: torch.export.ExportedProgram) -> Any:
                 for size in value.shape if isinstance(size, torch.SymInt))
 
 
-def _holds(guards: Sequence[Any], values: Mapping[Any, int]) -> bool:
-    return all(guard.xreplace(values) == True for guard in guards)  # noqa: E712 of sympy
+def guards(exported: torch.export.ExportedProgram) -> list[Any]:
+    """What torch.export took for granted of sizes, as formulas of symbols."""
+    if not any(symbols(exported)):
+        return []
+    env = _env(exported)
+    return list(dict.fromkeys(env.replace(guard.expr) for guard in env.guards))
+
+
+def _holds(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
+    return all(guard.xreplace(values) == True for guard in asked)  # noqa: E712 of sympy
+
+
+def _is_refused(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
+    """Whether a call is refused by a guard of several sizes, such as that two tensors have as many elements, which the
+    compiled program asks. Where guards of one size hold, its range says."""
+    return any(is_of_several(guard) and guard.xreplace(values) == False for guard in asked)  # noqa: E712 of sympy
 
 
 def given(exported: torch.export.ExportedProgram) -> list[Any]:

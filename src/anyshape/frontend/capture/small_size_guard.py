@@ -469,7 +469,7 @@ class Compare:
         self.returned = set(gm.graph.output_node().all_input_nodes)
         self.entered: list[Any] = []
         self.values: dict[Node, Any] = {}
-        self.changed: set[Node] = set()
+        self.changed: dict[Node, int] = {}  # in place, and how many values there were then
 
     def leave_modes(self) -> None:
         """Leaves the autocast regions that a run, stopped in the middle, is still in."""
@@ -511,7 +511,8 @@ class Compare:
             if not _takes_shapes_as_they_are(target, operands):
                 raise
             return self.chosen(node.meta.get("example_value"))
-        self.changed.update(one for one, value in operands if any(value is other for other in changed))
+        self.changed.update((one, len(self.values)) for one, value in operands
+                            if any(value is other for other in changed))
         if target is api.ENTER_AUTOCAST:
             self.entered.append(found)
         elif target is api.EXIT_AUTOCAST:
@@ -536,15 +537,17 @@ class Compare:
         return pytree.tree_map(made, expected)
 
     def compare_memory(self) -> None:
-        """What shares memory with what is changed in place must do so as predicted, and so must inputs and results with
-        each other. (That `dropout` hands on what nobody else sees is no difference.)"""
+        """What shares memory with what is changed in place later must do so as predicted, and so must inputs and
+        results with each other. (That `dropout` hands on what nobody else sees is no difference.)"""
         seen = {node for node in self.values if node.op == "placeholder"} | self.returned
+        made = {node: number for number, node in enumerate(self.values)}
         nodes = [node for node in self.values if self.changed or node in seen]
         expected = _sharing({node: node.meta.get("example_value") for node in nodes})
         found = _sharing({node: self.values[node] for node in nodes})
         for node in nodes:
-            matter = None if (expected[node] | found[node]) & self.changed else seen if node in seen else frozenset()
-            if expected[node] != found[node] and (matter is None or expected[node] & matter != found[node] & matter):
+            last = max((self.changed.get(one, -1) for one in expected[node] | found[node]), default=-1)
+            if any(last > max(made[node], made[one]) or (node in seen and one in seen)
+                   for one in expected[node] ^ found[node]):
                 raise Differs(f"{node.name} shares memory with other values than in the general program")
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:

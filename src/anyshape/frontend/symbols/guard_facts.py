@@ -32,5 +32,17 @@ def fixed(shape_env: Any) -> dict[sympy.Basic, int]:
             if isinstance(guard.args[1], sympy.Integer)}
 
 
+def is_of_several(guard: sympy.Basic) -> bool:
+    """Whether a guard compares polynomials of several sizes: no range says that, and a fact does."""
+    return len(guard.free_symbols) > 1 and isinstance(guard, sympy.core.relational.Relational) \
+        and all(side.is_polynomial() for side in guard.args)
+
+
+def compared(shape_env: Any) -> list[tuple[sympy.Basic, sympy.Basic, bool]]:
+    """Sides of guards of several sizes, and whether they are equal, or else unequal."""
+    return [(*guard.expr.args, isinstance(guard.expr, sympy.Eq)) for guard in getattr(shape_env, "guards", ())
+            if isinstance(guard.expr, (sympy.Eq, sympy.Ne)) and is_of_several(guard.expr)]
+
+
 def _equations(shape_env: Any) -> list[sympy.Eq]:
     return [guard.expr for guard in getattr(shape_env, "guards", ()) if isinstance(guard.expr, sympy.Eq)]

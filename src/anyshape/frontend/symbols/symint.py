@@ -232,6 +232,10 @@ class SymIntImporter:
             low, _ = self.range_of(known)
             if isinstance(known, Expr) and (low is None or low < 0):
                 found[known] = None
+        for one, other, is_equal in guard_facts.compared(self.shape_env):
+            a, b = self._known_size(one), self._known_size(other)
+            if a is not None and b is not None and isinstance(a - b, Expr):
+                found |= dict.fromkeys((a - b, b - a) if is_equal else ((a - b) * (a - b) - 1,))
         return list(found)
 
 

@@ -78,6 +78,7 @@ class Shapes:
         self.quick = quick
         self.known: dict[Any, Any] = {}
         self.memory: dict[int, Any] = {}  # by the address of a real storage: the one that stands for it
+        self.traced: dict[int, torch.Tensor] = {}  # the same of a storage of the trace: a tensor in it
 
     def of(self, value: Any) -> Any:
         """The shape of a tensor, a real one or one of a trace; the number of a size; other values as they are."""
@@ -86,8 +87,13 @@ class Shapes:
         if not isinstance(value, torch.Tensor):
             return value
         if api.is_fake(value):
-            return self.empty([self.value_of(size) for size in value.shape], value,
-                              [self.value_of(stride) for stride in value.stride()])
+            sizes, strides = ([self.value_of(one) for one in part] for part in (value.shape, value.stride()))
+            found = self.empty(sizes, value, strides)
+            first = self.traced.setdefault(storage_id(value), found)
+            if first is not found:  # tied weights
+                with contextlib.nullcontext() if self.quick else self.mode:
+                    found.set_(first.untyped_storage(), self.value_of(value.storage_offset()), sizes, strides)
+            return found
         if self.quick:
             return self._in(self._memory(value, self.memory), value)
         with self.mode:
