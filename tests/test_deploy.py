@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import pickle
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch import nn
 import anyshape
 from anyshape.artifact.format import container, safetensors
 from anyshape.artifact.load import load
+from anyshape.base import digests
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
 from anyshape.ir.panels import from_panels
 from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
@@ -72,6 +75,16 @@ def data(model: Encoder, file: Path) -> Path:
     np.savez(path, **{f"{name}{i}": value.numpy() for i, pair in enumerate(pairs)
                       for name, value in zip("xy", pair, strict=True)})
     return path
+
+
+def test_digests_are_those_of_hashlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for data in (b"", b"abc" * 1000, memoryview(b"0123456789")[3:]):
+        expected = hashlib.sha256(data).hexdigest()
+        assert digests.blake2b(data, digest_size=32).digest() == hashlib.blake2b(data, digest_size=32).digest()
+        assert digests.sha256(data).hexdigest() == expected
+        with monkeypatch.context() as without:
+            without.delitem(sys.modules, "hashlib")
+            assert digests.sha256(data).hexdigest() == expected
 
 
 # --- other processes

@@ -13,9 +13,8 @@ import gc
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -50,8 +49,7 @@ if TYPE_CHECKING:
 _compiling = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What format.json says. weights: (position among the plan's inputs, name). needed: sizes that must be at least 0
     in a call."""
 

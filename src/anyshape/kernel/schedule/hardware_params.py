@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Speeds:
+class Speeds(NamedTuple):
     """What each thread that runs does in a second: operations of products by dtype, and bytes read and written.
 
     out, back: bytes that are moved out of memory, and back, where no store says how fast it is.

@@ -3,7 +3,8 @@
     h  Temp()        in the call's arena                  x  Input(0)    the caller's tensor
     y  Output(0)     a tensor allocated for the caller    s  Saved(1)    in the arena, kept for the backward
 
-What is asked of several kinds alike stands as properties of `Buffer` (plan/ir/program.py).
+What is asked of several kinds alike stands as properties of `Buffer` (plan/ir/program.py). A kind has no fields of its
+own: what is generated for the two classes that they are made of serves them all.
 """
 from __future__ import annotations
 
@@ -25,58 +26,58 @@ class IndexedHome(Home):
     index: int
 
 
-@dataclass(frozen=True, slots=True)
 class Input(IndexedHome):
     """The caller's tensor `index` (position among all graph inputs)."""
 
+    __slots__ = ()
     word: ClassVar[str] = "input"
 
 
-@dataclass(frozen=True, slots=True)
 class Output(IndexedHome):
     """A tensor allocated for the caller, output `index`."""
 
+    __slots__ = ()
     word: ClassVar[str] = "output"
 
 
-@dataclass(frozen=True, slots=True)
 class Temp(Home):
     """In the call's arena, free after its last step."""
 
+    __slots__ = ()
     word: ClassVar[str] = "arena"
 
 
-@dataclass(frozen=True, slots=True)
 class Saved(IndexedHome):
     """In the call's arena, kept for the backward program as tape entry `index`."""
 
+    __slots__ = ()
     word: ClassVar[str] = "saved"
 
 
-@dataclass(frozen=True, slots=True)
 class Restored(IndexedHome):
     """(backward) The tape's entry `index`: a piece of the forward's arena or a tensor it held."""
 
+    __slots__ = ()
     word: ClassVar[str] = "tape"
 
 
-@dataclass(frozen=True, slots=True)
 class External(Home):
     """Made by PyTorch in the buffer's first step, dropped after its last."""
 
+    __slots__ = ()
     word: ClassVar[str] = "extern"
 
 
-@dataclass(frozen=True, slots=True)
 class RestoredBase(IndexedHome):
     """(backward) A saved buffer of the forward, of which tape entry `index` is a window: where the forward kept it, or,
     if it is computed again, in the arena between its first and its last step."""
 
+    __slots__ = ()
     word: ClassVar[str] = "kept"
 
 
-@dataclass(frozen=True, slots=True)
 class Recomputed(Home):
     """In the arena in calls that run its steps, which are optional."""
 
+    __slots__ = ()
     word: ClassVar[str] = "again"

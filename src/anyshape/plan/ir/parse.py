@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ForwardRef, get_args, get_origin, get_type_hints
+from typing import Any, ForwardRef, NamedTuple, get_args, get_origin, get_type_hints
 
 from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.scanner import COMMENT, INTEGER, NAME, STRING, Scanner
@@ -65,8 +65,7 @@ _BRACES = re.compile(r"\{[^{}\"\n#]*\}")  # on one line, which say the same wher
 _CONDITION = re.compile(r"([^\n]+?) >= 0")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ParsedPlan:
+class ParsedPlan(NamedTuple):
     """A plan, and the numbers of lines (from 1) of its head, its buffers by name, and its steps."""
 
     plan: Plan

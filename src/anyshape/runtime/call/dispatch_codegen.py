@@ -36,9 +36,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan
@@ -110,22 +109,21 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
     return enter
 
 
-@dataclass(frozen=True, slots=True)
-class _Tests:
+class _Tests(NamedTuple):
     """What is asked of inputs, as text. keys: a call is found by; strides: of inputs that are not fixed; open, fixed:
     whether dtype and kind, and strides of the fixed ones, are others; shapes: whether a fixed one has other sizes."""
 
-    keys: list[str] = field(default_factory=list)
-    strides: list[str] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)
-    fixed: list[str] = field(default_factory=list)
-    shapes: list[str] = field(default_factory=list)
+    keys: list[str]
+    strides: list[str]
+    open: list[str]
+    fixed: list[str]
+    shapes: list[str]
 
 
 def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: frozenset[int],
            names: dict[str, Any], driver: HostDriver) -> _Tests:
     """The tests of the inputs that a call gives; the dtypes go to `names`."""
-    found = _Tests()
+    found = _Tests([], [], [], [], [])
     for i in called:
         kind = plan.inputs[i]
         if not isinstance(kind, TensorType):

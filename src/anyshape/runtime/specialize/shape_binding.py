@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
 from anyshape.ir.op import DIVISOR, LENGTH, ROUTE
@@ -20,8 +19,7 @@ from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
 _NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """Where a symbol is read: size or stride `dim` of an input is `size`, factor * symbol + rest (dim -1: the input
     itself)."""
 
