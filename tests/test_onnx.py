@@ -687,3 +687,21 @@ def test_a_result_that_is_named_twice_is_there_twice_in_a_file(tmp_path):
     with anyshape.load(path, trust_native=True) as run:
         found = run(np.arange(3, dtype=np.float32))
     assert [one.tolist() for one in found] == [[0, -1, -2]] * 2
+
+
+def test_whole_numbers_that_kernels_do_not_compute_on_are_moved():
+    node = helper.make_node
+    nodes = [node("Gather", ["w", "i"], ["a"]), node("Concat", ["x", "x"], ["b"], axis=1),
+             node("Tile", ["x", "t"], ["c"]), node("Pad", ["x", "p"], ["d"]), node("Where", ["m", "x", "x"], ["e"]),
+             node("GatherElements", ["x", "g"], ["f"]), node("GatherND", ["x", "k"], ["h"])]
+    kind = TensorProto.UINT32
+    draw = np.random.default_rng(0)
+    made = model(nodes, {"x": ["n", 2], "i": ["k"], "m": [2]}, [*"abcdefh"], {
+        "w": draw.integers(0, 1 << 32, (5, 3)).astype(np.uint32), "t": np.array([2, 1]), "p": np.array([1, 0, 0, 2]),
+        "g": np.array([[0, 1], [1, 0]]), "k": np.array([[1], [0]])},
+        kinds={**dict.fromkeys("xabcdefh", kind), "i": INT64, "m": BOOL})
+    compiled, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    for count in (2, 5):
+        same(made, compiled, {"x": draw.integers(0, 1 << 32, (count, 2)).astype(np.uint32),
+                              "i": draw.integers(-5, 5, count), "m": np.array([True, False])})
+    assert anyshape.stats()["programs"] == before
