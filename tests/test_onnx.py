@@ -656,3 +656,52 @@ def test_crops_distances_and_inverses_of_onnxruntime():
         same(made, compiled, {**{name: one.astype(np.float32) for name, one in feed.items()},
                               "at": draw.integers(0, count, boxes).astype(np.int32)}, 1e-4)
     assert anyshape.stats()["programs"] == before
+
+
+def test_the_last_of_a_dim_is_broadcast_and_a_dim_without_any_is_another_program():
+    """x / x[-1:], as position embeddings are scaled: the length of x[-1:] is 1 by what is presumed, not by equality."""
+    nodes = [helper.make_node("Slice", ["x", "last", "far", "zero"], ["end"]),
+             helper.make_node("Div", ["x", "end"], ["y"])]
+    made = model(nodes, {"x": ["n", 3]}, ["y"],
+                 {"last": np.array([-1]), "far": np.array([2**63 - 1]), "zero": np.array([0])})
+    compiled, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    for count in (5, 1, 64):
+        same(made, compiled, {"x": np.random.default_rng(count).random((count, 3), np.float32) + 1})
+    assert anyshape.stats()["programs"] == before
+    same(made, compiled, {"x": np.ones((0, 3), np.float32)})
+
+
+def test_sizes_that_64_bits_do_not_hold_are_refused_in_words():
+    made = model([helper.make_node("Expand", ["x", "s"], ["e"]), helper.make_node("ReduceSum", ["e"], ["y"])],
+                 {"x": [1], "s": [2]}, ["y"], kinds={"s": INT64})
+    compiled, x = anyshape.compile_onnx(made), np.ones(1, np.float32)
+    assert compiled(x, np.array([2, 3])) == 6
+    for huge in ((1 << 40, 1 << 40), (1 << 62, 4)):
+        with pytest.raises(InputError, match="64 bits"):
+            compiled(x, np.array(huge))
+
+
+def test_a_result_that_is_named_twice_is_there_twice_in_a_file(tmp_path):
+    made = model([helper.make_node("Neg", ["x"], ["y"])], {"x": ["n"]}, ["y", "y"])
+    path = anyshape.save(anyshape.compile_onnx(made), tmp_path / "model.any")
+    with anyshape.load(path, trust_native=True) as run:
+        found = run(np.arange(3, dtype=np.float32))
+    assert [one.tolist() for one in found] == [[0, -1, -2]] * 2
+
+
+def test_whole_numbers_that_kernels_do_not_compute_on_are_moved():
+    node = helper.make_node
+    nodes = [node("Gather", ["w", "i"], ["a"]), node("Concat", ["x", "x"], ["b"], axis=1),
+             node("Tile", ["x", "t"], ["c"]), node("Pad", ["x", "p"], ["d"]), node("Where", ["m", "x", "x"], ["e"]),
+             node("GatherElements", ["x", "g"], ["f"]), node("GatherND", ["x", "k"], ["h"])]
+    kind = TensorProto.UINT32
+    draw = np.random.default_rng(0)
+    made = model(nodes, {"x": ["n", 2], "i": ["k"], "m": [2]}, [*"abcdefh"], {
+        "w": draw.integers(0, 1 << 32, (5, 3)).astype(np.uint32), "t": np.array([2, 1]), "p": np.array([1, 0, 0, 2]),
+        "g": np.array([[0, 1], [1, 0]]), "k": np.array([[1], [0]])},
+        kinds={**dict.fromkeys("xabcdefh", kind), "i": INT64, "m": BOOL})
+    compiled, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    for count in (2, 5):
+        same(made, compiled, {"x": draw.integers(0, 1 << 32, (count, 2)).astype(np.uint32),
+                              "i": draw.integers(-5, 5, count), "m": np.array([True, False])})
+    assert anyshape.stats()["programs"] == before

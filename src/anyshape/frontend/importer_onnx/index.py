@@ -10,7 +10,7 @@ from typing import Any
 from anyshape.frontend.aten.scatter import index_put
 from anyshape.frontend.aten.table import Decline, Mismatch
 from anyshape.frontend.importer_onnx.model import OnnxNode, clean
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx.table import Call, moves, translates
 from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType
@@ -30,6 +30,7 @@ def wrapped(c: Call, place: int, size: Size) -> Value:
 
 
 @translates("Gather")
+@moves(0)
 def gather(c: Call) -> Any:
     x, axis = c.value(0), c.axis(0)
     found = c.at(1)
@@ -47,6 +48,7 @@ def gather(c: Call) -> Any:
 
 
 @translates("GatherElements")
+@moves(0)
 def gather_elements(c: Call) -> Any:
     x, axis = c.value(0), c.axis(0)
     return c.op("gather", x, wrapped(c, 1, x.tensor.shape[axis]), dim=axis)
@@ -65,6 +67,7 @@ def _apart(c: Call, at: Value, batch: int, shape: tuple[Size, ...]) -> list[Valu
 
 
 @translates("GatherND")
+@moves(0)
 def gather_nd(c: Call) -> Any:
     x, at, batch = c.value(0), c.t.cast(c.value(1), "i64"), c.attr("batch_dims", 0)
     columns = _apart(c, at, batch, x.tensor.shape)

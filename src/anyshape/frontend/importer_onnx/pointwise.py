@@ -13,7 +13,7 @@ import torch
 
 from anyshape.frontend.aten.table import Decline, is_float, wide
 from anyshape.frontend.importer_onnx.model import ELEMENTS
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx.table import Call, moves, translates
 from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType, kind_of
@@ -175,6 +175,7 @@ def is_infinite(c: Call) -> Any:
 
 
 @translates("Where")
+@moves(1, 2)
 def where(c: Call) -> Any:
     condition, x, y = c.value(0), c.operand(1), c.operand(2)
     dtype = c.dtype(1)
@@ -369,8 +370,7 @@ def bit_cast(c: Call) -> Any:
     dtype = ELEMENTS.get(c.attr("to"), "")
     if dtype not in TORCH_DTYPES or np.dtype(np.uint8).itemsize != 1:
         raise Decline(f"bits as {dtype}")
-    target = TORCH_DTYPES[dtype]
-    if torch.empty(0, dtype=target).element_size() != torch.empty(
+    if torch.empty(0, dtype=TORCH_DTYPES[dtype]).element_size() != torch.empty(
             0, dtype=TORCH_DTYPES[x.tensor.dtype]).element_size():
         raise Decline("elements of another size")
-    return c.extern("onnx.bits", x, target, types=TensorType(dtype, x.tensor.shape))
+    return c.bits(x, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.model import ELEMENTS
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx.table import Call, moves, translates
 from anyshape.frontend.symbols.known import Known, Ratio
 from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
@@ -112,6 +112,7 @@ def transpose(c: Call) -> Any:
 
 
 @translates("Concat")
+@moves()
 def concat(c: Call) -> Any:
     parts = c.values()
     return concat_parts(c.t, parts, c.axis(1, parts[0].tensor.rank))
@@ -137,6 +138,7 @@ def expanded(c: Call, x: Value, wanted: Sequence[Size]) -> Value:
 
 
 @translates("Tile")
+@moves(0)
 def tile(c: Call) -> Any:
     x, times = c.value(0), c.sizes(1)
     shape = tuple(n * t for n, t in zip(x.tensor.shape, times, strict=True))
@@ -262,6 +264,7 @@ def split(c: Call) -> Any:
 
 
 @translates("Pad")
+@moves(0, 2)
 def pad(c: Call) -> Any:
     x, mode = c.value(0), c.attr("mode", "constant")
     rank = x.tensor.rank

@@ -23,6 +23,7 @@ from anyshape.ir.graph import Attr, Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.pointwise import POINTWISE
 from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 Row = Callable[["Call"], Any]
 ROWS: dict[tuple[str, str], Row] = {}
@@ -38,6 +39,26 @@ def translates(*names: str, domain: str = "") -> Callable[[Row], Row]:
 
 
 _WIDER = {"int4": "i8", "uint4": "u8", "int2": "i8", "uint2": "u8", "float8": "f32", "float4": "f32"}
+
+
+# whole numbers that no kernel computes on -> those of as many bits with a sign
+_SIGNED = {"u16": "i16", "u32": "i32", "u64": "i64"}
+
+
+def moves(*places: int) -> Callable[[Row], Row]:
+    """Makes the translation of an operator that only moves elements do so with those that no kernel computes on, as the
+    same bits with a sign. places: of the operands whose elements are moved; none: all."""
+    def wrap(row: Row) -> Row:
+        def moved(c: Call) -> Any:
+            taken = [place for place in places or range(len(c.inputs)) if c.has(place)]
+            dtype = c.dtype(taken[0]) if taken else ""
+            if dtype not in _SIGNED:
+                return row(c)
+            for place in taken:
+                c.inputs[place] = c.bits(c.at(place), _SIGNED[dtype])
+            return c.bits(row(c), dtype)
+        return moved
+    return wrap
 
 
 class NeedsSize(Exception):
@@ -299,6 +320,13 @@ class Call:
                               lambda one: self.tensor(one) if isinstance(one, Known) else one, effect)
         self._note(target, why)
         return results
+
+    def bits(self, operand: Any, dtype: str) -> Any:
+        """An operand's bits as elements of another dtype of their size."""
+        if isinstance(operand, Known) and not operand.symbolic:
+            return known(operand.array.view(numpy_dtype(dtype)), dtype)
+        x = self.tensor(operand)
+        return self.extern("onnx.bits", x, TORCH_DTYPES[dtype], types=TensorType(dtype, x.tensor.shape))
 
     def type(self, shape: Sequence[Size], dtype: str | None = None) -> TensorType:
         """A dense type; of the first operand's dtype when left out."""

@@ -491,6 +491,12 @@ class Walk:
         self.externs.append((target, why, self.builder.where))
 
     def _unify(self, found: Mismatch, node: OnnxNode) -> None:
+        for size in (found.a, found.b):  # the last of a dim, x[-1:], is none or one, which is broadcast
+            if not isinstance(size, int) and prove_nonnegative(self.builder.facts, 1 - size) \
+                    and self.decided.get(Condition("ge", size - 1, 0), True):
+                self.presume(size - 1)
+                self.same[size] = 1
+                return
         difference = found.a - found.b
         for name in sorted(symbols_of(difference), reverse=True):
             parts = coefficient_of(difference, name)

@@ -125,8 +125,9 @@ class OnnxCallable:
                               why="; ".join(one.reason for one in self.compilation.cuts)[:300]
                               or "what it does depends on numbers in its inputs, or not on them",
                               do="export the model with those numbers as constants")
-        return deployable_program(variant.program, self.compilation, variant.made.takes, len(self.outputs),
-                                  [one.name for one in self.outputs])
+        names = [one.name for one in self.outputs]
+        named = names if len({*names}) == len(names) else ()  # a model may give a result twice
+        return deployable_program(variant.program, self.compilation, variant.made.takes, len(names), named)
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the model's dims."""

@@ -16,6 +16,7 @@ import bisect
 import copy
 import itertools
 import operator
+import struct
 import sys
 import threading
 from array import array
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 from anyshape.backend.interface import HostRoutines, Payload, PlacedPlan, PlanRunner
 from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
-from anyshape.base.errors import Unsupported
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.base.int64_array import int64_array
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
@@ -296,7 +297,14 @@ class Specializer:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
         known = self.latest
         if known is None or known[0] != sizes:
-            known = self.latest = sizes, self.layout.shape(*sizes)
+            try:
+                known = self.latest = sizes, self.layout.shape(*sizes)
+            except struct.error as error:
+                at = ", ".join(f"{self.names.get(name, name)} is {n}" for name, n in zip(
+                    self.layout.symbols, sizes, strict=True))
+                raise InputError(f"{self.plan.name} does not take these sizes", where=self.plan.name,
+                                 why=f"a number of bytes or elements does not fit in 64 bits: {at}",
+                                 do="call it with smaller sizes") from error
         return known[1]
 
     def _bindings(self, place: ArenaLayout, policy: SavePolicy
