@@ -111,3 +111,49 @@ def test_operators_by_numpy(tmp_path: Path) -> None:
     same(Function(every), [given(8), given(6), given(12)], path)
     with anyshape.load(path, trust_native=True) as run, pytest.raises(anyshape.AnyShapeError, match="smaller than"):
         run(torch.randn(6, 4), torch.full((6,), 9))
+
+
+def test_results_with_gaps_between_their_elements(tmp_path: Path) -> None:
+    """A row of a product, as the first token of a sentence; two results in one piece of memory."""
+    torch.manual_seed(0)
+    project = nn.Linear(4, 6)
+    function = Function(lambda x: (project(x)[:, 0], torch.relu(x).chunk(2, -1), (x + 1)[..., ::3]))
+    found = same(function, [(torch.randn(3, 5, 4),), (torch.randn(2, 7, 4),), (torch.randn(2, 2, 4),)],
+                 tmp_path / "model.any", (True, False))
+    assert found[0][0].stride() == (30, 1)
+
+
+def test_fourier_transforms_and_complex_weights(tmp_path: Path) -> None:
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            turned = torch.view_as_complex(x[..., :6].reshape(x.shape[0], -1, 2)) * self.turns
+            spectrum = torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2, norm="ortho")
+            window = torch.hann_window(8)
+            frames = torch.stft(x, 8, 4, window=window, return_complex=True)
+            back = torch.istft(frames * 2j, 8, 4, window=window)
+            return [torch.view_as_real(turned), spectrum.real, torch.fft.fftshift(spectrum).imag, frames.abs(), back,
+                    (frames.conj() + 1).abs(), torch.fft.irfft(torch.fft.rfft(x), n=7)]
+
+    torch.manual_seed(0)
+    same(Rotated(), [(torch.randn(3, 20),), (torch.randn(2, 24),), (torch.randn(4, 28),)], tmp_path / "model.any",
+         (True, False))
+
+
+def test_linear_algebra_and_its_checks(tmp_path: Path) -> None:
+    """Checks of matrices come with tokens of effects from torch.export."""
+    def every(x: torch.Tensor) -> list[torch.Tensor]:
+        whole = x @ x.mT + torch.eye(x.shape[-1])
+        factor = torch.linalg.cholesky(whole)
+        return [torch.linalg.inv(x), torch.linalg.solve(x, x[..., 0]), torch.logdet(whole), factor,
+                torch.cholesky_solve(x, factor), torch.linalg.eigvalsh(whole), torch.linalg.matrix_norm(x, "nuc")]
+
+    torch.manual_seed(0)
+    path = tmp_path / "model.any"
+    same(Function(every), [(torch.randn(2, 5, 5),), (torch.randn(3, 4, 4),)], path)
+    with anyshape.load(path, trust_native=True) as run, \
+            pytest.raises(anyshape.AnyShapeError, match=r"singular.*element 2.*batch element 1"):
+        run(torch.stack([torch.eye(4), torch.tensor([1.0, 0, 1, 1]).diag()]))

@@ -96,7 +96,7 @@ class HostSteps:
             raise _other(step, f"{len(found)} results", f"{len(step.outputs)}")
         for window, view, result in zip(step.outputs, views[len(step.inputs):], found, strict=True):
             if window is not None:
-                self._receive(step, window, view, result, operands)
+                self._receive(step, window, view, result() if callable(result) else result, operands)
 
     def _receive(self, step: ExternStep, window: Window, view: View, result: Array, operands: Sequence[Any]) -> None:
         sizes, strides, _ = view

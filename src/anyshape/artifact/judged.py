@@ -12,12 +12,12 @@ from typing import Any
 
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType, size_of
-from anyshape.plan.ir.program import KernelStep, Plan, Window, touched
+from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Window, touched
 from anyshape.plan.layout_judge import LayoutJudge
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
-from anyshape.sym.expr import Atom, Size, evaluate, symbols_of
+from anyshape.sym.expr import Atom, Size, evaluate, maximum, minimum, product, symbols_of
 from anyshape.sym.python_codegen import SizesFunction
 
 MOST_BYTES = 1 << 62
@@ -37,11 +37,12 @@ class Judged(Specializer):
         sizes = {buffer.name: buffer.bytes for buffer in plan.buffers}
         self.judge = LayoutJudge(plan)
         names = {bytes_: name for name, bytes_ in reversed(sizes.items())}
+        memory = sizes | _allocated(plan)
         found: dict[tuple[Size, TensorType, Size], tuple[int, Window]] = {}
         for number, step in enumerate(plan.steps):
             for window in touched(step):
                 if window.buffer in sizes:
-                    found.setdefault((sizes[window.buffer], window.type, window.offset), (number, window))
+                    found.setdefault((memory[window.buffer], window.type, window.offset), (number, window))
                 elif not isinstance(step, KernelStep):
                     raise VerifyError(f"step {number} of {plan.name} touches {window.buffer}, which is not there")
         # what may depend on sizes that only the program's run says is looked at where they are known
@@ -129,6 +130,31 @@ class Judged(Specializer):
                 raise VerifyError(f"step {number} of {self.plan.name} touches bytes {begin * item} to "
                                   f"{(last + 1) * item} of {window.buffer}, which has {bytes_}",
                                   where=getattr(self.plan.steps[number], "where", ""), do="save the program again")
+
+
+def _allocated(plan: Plan) -> dict[str, Size]:
+    """Bytes of buffers that are allocated with strides: results of the call (`Specializer._allocation`) and of
+    operators."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    found = {}
+    for index, entry in enumerate(plan.outputs):
+        own = buffers.get(entry.buffer) if isinstance(entry, Window) else None
+        if isinstance(entry, Window) and own is not None and own.is_output and own.index == index \
+                and entry.offset == 0 and entry.type.strides is not None:
+            found[own.name] = maximum(own.bytes, _memory(entry.type))
+    for step in plan.steps:
+        for window in step.outputs if isinstance(step, ExternStep) else ():
+            own = buffers.get(window.buffer) if window is not None else None
+            if window is not None and own is not None and own.is_external and window.type.strides is not None:
+                found[own.name] = _memory(window.type)
+    return found
+
+
+def _memory(kind: TensorType) -> Size:
+    """Bytes from the first element of a type to behind its last one: more than those of its elements where there are
+    gaps between them, fewer where they overlap."""
+    reach = 1 + sum((n - 1) * step for n, step in zip(kind.shape, kind.layout(), strict=True))
+    return reach * size_of(kind.dtype) * product([minimum(1, n) for n in kind.shape])
 
 
 def is_inside(bytes_: Size, type_: TensorType, offset: Size, natural: set[str]) -> bool:

@@ -19,7 +19,8 @@ from anyshape.ir.types import size_of
 from anyshape.runtime.driver.numpy_driver import NUMPY_DTYPES
 
 DTYPES = {"F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32", "I16": "i16",
-          "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool"}
+          "I8": "i8", "U64": "u64", "U32": "u32", "U16": "u16", "U8": "u8", "BOOL": "bool",
+          "C64": "c64"}
 WORDS = {name: word for word, name in DTYPES.items()}
 MOST_JSON = 8 << 20  # bytes, which take half a second to read
 MOST_DIMS = 64

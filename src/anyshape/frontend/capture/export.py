@@ -32,6 +32,7 @@ from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
+from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.python_kernels import recurrent_decompositions
 
 ADMITTED = 4096  # sets of sizes of which an exported program remembers that it takes them
@@ -42,7 +43,7 @@ def compile_exported(exported: torch.export.ExportedProgram, config: Config) -> 
     """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
 
     Raises:
-        Unsupported: the program holds script objects or effect tokens.
+        Unsupported: the program holds script objects.
     """
     with context_underway(config):
         return _compile(exported, Compilation(config, compile_program))
@@ -59,10 +60,11 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
         decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
-        if spec.kind not in (*STATE, InputKind.USER_INPUT):
+        if spec.kind not in (*STATE, InputKind.USER_INPUT, InputKind.TOKEN):
             raise Unsupported(f"exported input {spec.arg.name} is a {spec.kind.name.lower()}",
                               why="only tensors and numbers are carried", do="compile the module with anyshape.compile")
     gm = decomposed.graph_module
+    _make_tokens(gm, signature)
     kept = _write_mutations(gm, signature)
     state = [_state(decomposed, spec) for spec in signature.input_specs if spec.kind in STATE]
     compilation.tracing = ("the exported program", "", "export")
@@ -83,6 +85,19 @@ def _state(exported: torch.export.ExportedProgram, spec: InputSpec) -> torch.Ten
     return exported.state_dict[spec.target]
 
 
+def _make_tokens(gm: GraphModule, signature: Any) -> None:
+    """Turns inputs that order effects, such as a check of a matrix that was inverted, into nodes: callers pass none."""
+    placeholders = {node.name: node for node in gm.graph.nodes if node.op == "placeholder"}
+    for spec in signature.input_specs:
+        if spec.kind == InputKind.TOKEN:
+            token = placeholders[spec.arg.name]
+            with gm.graph.inserting_before(gm.graph.find_nodes(op="placeholder")[-1].next):
+                made = gm.graph.call_function(api.MAKE_TOKEN, ())
+            made.meta = {"val": None}
+            token.replace_all_uses_with(made)
+            gm.graph.erase_node(token)
+
+
 def _write_mutations(gm: GraphModule, signature: Any) -> int:
     """Turns outputs that mean "write this into that input" into `copy_` nodes; returns the number of user outputs."""
     placeholders = {node.name: node for node in gm.graph.nodes if node.op == "placeholder"}
@@ -97,6 +112,8 @@ def _write_mutations(gm: GraphModule, signature: Any) -> int:
             written = placeholders[by_target[spec.target]]
         elif spec.kind == OutputKind.USER_INPUT_MUTATION:
             written = placeholders[spec.target]
+        elif spec.kind == OutputKind.TOKEN:
+            continue
         else:
             raise Unsupported(f"exported output {spec.arg.name} is a {spec.kind.name.lower()}",
                               why="only user outputs and mutations are carried",

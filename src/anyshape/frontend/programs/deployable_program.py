@@ -44,13 +44,14 @@ def array_of(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
     """The numbers of a tensor; of bf16 the bits.
 
     Raises:
-        Unsupported: it is no dense real tensor on the CPU.
+        Unsupported: it is no dense tensor on the CPU, or of complex numbers of two f64.
     """
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or DTYPE_NAMES.get(tensor.dtype) is None \
-            or tensor.is_complex():
+            or (tensor.is_complex() and tensor.dtype != torch.complex64):
         raise Unsupported(f"the program cannot be deployed: {name} is a {tensor.dtype} tensor on {tensor.device}",
-                          why="weights are dense real tensors on the CPU", do="move or convert it before the export")
+                          why="weights are dense tensors on the CPU, of complex ones those of complex64",
+                          do="move or convert it before the export")
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()

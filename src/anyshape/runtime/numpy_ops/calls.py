@@ -13,8 +13,10 @@ from anyshape.base.errors import AnyShapeError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.ops.extern import check_template
 from anyshape.runtime.numpy_ops import (
+    complex_numbers,
     convolution,
     elements,
+    linear_algebra,
     pairwise,
     pooling,
     recurrent,
@@ -24,10 +26,12 @@ from anyshape.runtime.numpy_ops import (
 )
 
 OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
+_CHECKS: Mapping[str, Callable[..., Any]] = MappingProxyType({**linear_algebra.CHECKS, **searching.CHECKS})
 _OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "aten.convolution.default": convolution.aten_convolution,
-    **elements.OPERATORS, **pairwise.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS,
-    **sampling.OPERATORS, **searching.OPERATORS, **searching.CHECKS,
+    **complex_numbers.OPERATORS, **elements.OPERATORS, **linear_algebra.OPERATORS, **pairwise.OPERATORS,
+    **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS, **sampling.OPERATORS,
+    **searching.OPERATORS, **_CHECKS,
 })
 _OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})
 _KINDS = ("operand", "list", "none", "int", "float", "bool", "str", "dtype", "permuted", "memory_format", "layout",
@@ -38,7 +42,7 @@ def reason_against(target: str, template: Attr, operands: int, effect: int = 0) 
     """Why numpy does not do such a call; "" where it does."""
     if target.startswith(OWN):
         return "" if target.removeprefix(OWN) in _OWN else f"there is no native routine for {target}"
-    if target not in _OPERATORS or (effect and target not in searching.CHECKS):
+    if target not in _OPERATORS or (effect and target not in _CHECKS):
         return f"there is no native routine for {target}"
     try:
         check_template(template, operands)
@@ -48,7 +52,8 @@ def reason_against(target: str, template: Attr, operands: int, effect: int = 0) 
 
 
 def call(target: str, template: Attr, operands: Sequence[Any], where: str = "") -> tuple[Any, ...]:
-    """The results of an operator on the list, for arrays (half precision as f32) and numbers.
+    """The results of an operator on the list, for arrays (half precision as f32) and numbers; in place of a result that
+    few programs read stands a function that makes it.
 
     Raises:
         VerifyError: it is not on the list, or its arguments do not fit.
@@ -91,6 +96,8 @@ def _value(entry: Any, operands: Sequence[Any]) -> Any:
         return operands[entry[1]].transpose(entry[2:])
     if tag == "none":
         return None
+    if tag == "complex":
+        return complex(entry[1], entry[2])
     if tag not in _KINDS:
         raise ValueError(f"{entry!r} is nothing that numpy knows")
     return entry[1]

@@ -407,7 +407,8 @@ def no_new_guards() -> Iterator[None]:
 
 
 WITH_EFFECTS = torch.ops.higher_order.with_effects  # a call that AOTAutograd keeps in order by tokens
-TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
+MAKE_TOKEN = torch.ops.prims._make_token.default
+TOKENS = frozenset((str(MAKE_TOKEN), "prims._sink_tokens.default"))
 
 ENTER_AUTOCAST = compat.need("torch.amp.autocast_mode._enter_autocast")
 EXIT_AUTOCAST = compat.need("torch.amp.autocast_mode._exit_autocast")
