@@ -48,7 +48,7 @@ from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import OPS, row, type_of
 from anyshape.passes.causal_mask import Element
 from anyshape.passes.rewriter import Replay, replay
-from anyshape.passes.score_axes import Axes, Axis, Laid, Unmatched, placed, shrunk
+from anyshape.passes.score_axes import Axes, Axis, Laid, Unmatched, leaves, placed, shrunk, unrepeated
 from anyshape.sym.expr import symbol
 
 _FAR = -1e8  # a number to fill with that no score comes near
@@ -317,24 +317,26 @@ def _dtypes(found: _Match, inside: list[Node]) -> None:
 
 def _written(replay: Replay, graph: Graph, found: _Match) -> Operand:
     """The op, and its result with the dims of the second product."""
-    first, last, column, query = found.first, found.last, found.column, _query(found)
-    dims, kind = found.axes.of(first.output), last.output.tensor.dtype
-    weights = found.axes.of(last.inputs[found.side])
-    queries, keys = first.inputs[::-1] if found.turned else first.inputs
+    first, last, column, kind = found.first, found.last, found.column, found.last.output.tensor.dtype
+    (queries, by), (keys, more) = (_unscaled(replay, one) for one in first.inputs[::-1 if found.turned else 1])
+    dims, weights = found.axes.of(first.output), found.axes.of(last.inputs[found.side])
     depth = Axis(type_of(queries).shape[-2 if found.turned else -1])
     rows, columns = dims[-2:][::-1] if found.turned else dims[-2:]
-    # one leading axis alone is heads where it is a number, as theirs mostly is
-    heads_last = len(found.lead) > 1 or any(isinstance(axis.size, int) for axis in found.lead)
-    batch, groups = (found.lead[:-1], found.lead[-1:]) if heads_last else (found.lead, [])
-    heads = [*groups, *(axis for axis in found.rows if axis is not query)]
-    scale, mask = _mask(replay, graph, found, [batch, heads, [query], [column]])
-    queries, by = _unscaled(replay, queries)
-    keys, more = _unscaled(replay, keys)
     # each operand's dims as the products have them
     asked = Laid(_in_dtype(replay, queries, kind), (*dims[:-2], *_turned((rows, (depth,)), found.turned)))
-    kept = Laid(_in_dtype(replay, keys, kind), (*dims[:-2], *_turned(((depth,), columns), found.turned)))
-    given = Laid(_in_dtype(replay, last.inputs[1 - found.side], kind),
-                 (*weights[:-2], *_turned((columns, (depth,)), found.side == 1)))
+    kept, given = (unrepeated(replay, Laid(_in_dtype(replay, operand, kind), have)) for operand, have in (
+        (keys, (*dims[:-2], *_turned(((depth,), columns), found.turned))),
+        (last.inputs[1 - found.side], (*weights[:-2], *_turned((columns, (depth,)), found.side == 1)))))
+    own = leaves(axis for one in (kept, given) for dim in one.dims for axis in dim)
+    lead = leaves(found.lead)
+    shared = [axis for place, axis in enumerate(lead) if not place or axis in own]  # keys are repeated along others
+    # a leading axis that is alone is heads where it is a number, as theirs mostly is
+    alone = len(shared) == 1 and (len(lead) > 1 or not isinstance(shared[0].size, int))
+    apart = len(shared) if alone else max(len(shared) - 1, 0)
+    batch, groups = shared[:apart], shared[apart:]
+    query = _query(found)
+    heads = [*groups, *(axis for axis in (*lead, *leaves(found.rows)) if axis not in shared and axis is not query)]
+    scale, mask = _mask(replay, graph, found, [batch, heads, [query], [column]])
     operands = (placed(replay, asked, [batch, heads, [query], [depth]]),
                 placed(replay, kept, [batch, groups, [column], [depth]]),
                 placed(replay, given, [batch, groups, [column], [depth]]), *(() if mask is None else (mask,)))
@@ -355,7 +357,7 @@ def _turned(pair: tuple[tuple[Axis, ...], tuple[Axis, ...]], on: bool) -> tuple[
 def _query(found: _Match) -> Axis:
     """The axis of queries; heads that share keys are others."""
     size = found.column.size
-    return max(found.rows, key=lambda axis: (axis.size == size, not isinstance(axis.size, int),
+    return max(leaves(found.rows), key=lambda axis: (axis.size == size, not isinstance(axis.size, int),
                                              axis.size if isinstance(axis.size, int) else 0))
 
 

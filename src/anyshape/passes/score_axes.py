@@ -9,7 +9,7 @@ A dim of size 1, and one along which a value was broadcast, has no axis.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Node, Operand, Value
@@ -62,7 +62,7 @@ class Axes:
         Raises:
             Unmatched: it is not made of the product by views, pointwise steps and reductions, or its dims are no axes.
         """
-        return tuple(tuple(leaf for axis in dim for leaf in axis.leaves()) for dim in self._of(operand))
+        return tuple(tuple(leaves(dim)) for dim in self._of(operand))
 
     def reduced(self, node: Node) -> tuple[Axis, ...]:
         """The axes along which a reduction goes."""
@@ -111,20 +111,47 @@ def _reshaped(dims: Dims, before: tuple[Size, ...], after: tuple[Size, ...]) -> 
             continue
         if not all(dims[d] for d in group.source):
             raise Unmatched  # a broadcast dim with others
-        leaves, result = [axis for d in group.source for axis in dims[d]], list(group.result)
+        parts, result = [axis for d in group.source for axis in dims[d]], list(group.result)
         while result:
-            if len(leaves) == 1 and len(result) > 1:
-                leaves[0].parts = [Axis(after[d]) for d in result]
-                for d, part in zip(result, leaves[0].parts, strict=True):
+            if len(parts) == 1 and len(result) > 1:
+                parts[0].parts = [Axis(after[d]) for d in result]
+                for d, part in zip(result, parts[0].parts, strict=True):
                     found[d] = (part,)
                 break
-            count = len(leaves) if len(result) == 1 else next(
-                (n for n in range(1, len(leaves)) if product(one.size for one in leaves[:n]) == after[result[0]]), 0)
+            count = len(parts) if len(result) == 1 else next(
+                (n for n in range(1, len(parts)) if product(one.size for one in parts[:n]) == after[result[0]]), 0)
             if not count:
                 raise Unmatched
-            found[result.pop(0)] = tuple(leaves[:count])
-            del leaves[:count]
+            found[result.pop(0)] = tuple(parts[:count])
+            del parts[:count]
     return tuple(found)
+
+
+def leaves(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes that these were taken apart into."""
+    return [leaf for axis in axes for leaf in axis.leaves()]
+
+
+def unrepeated(replay: Replay, x: Laid) -> Laid:
+    """What views have repeated to make `x`, which lacks those axes; `x` where they repeat nothing."""
+    best = x
+    while (node := replay.producer(x.value)) is not None and isinstance(node.inputs[0], Value):
+        source, dims = node.inputs[0], tuple(tuple(leaves(dim)) for dim in x.dims)
+        if node.op == "permute":
+            order = _whole(node, "dims")
+            x = Laid(source, tuple(dims[order.index(d)] for d in range(len(order))))
+        elif node.op == "reshape":
+            try:
+                x = Laid(source, _reshaped(dims, x.value.tensor.shape, source.tensor.shape))
+            except Unmatched:
+                break
+        elif node.op == "broadcast":
+            kept = dims[len(dims) - source.tensor.rank:]
+            best = x = Laid(source, tuple(() if size == 1 else dim
+                                          for size, dim in zip(source.tensor.shape, kept, strict=True)))
+        else:
+            break
+    return best
 
 
 def placed(replay: Replay, x: Laid, order: Sequence[Sequence[Axis]]) -> Value:
@@ -133,13 +160,19 @@ def placed(replay: Replay, x: Laid, order: Sequence[Sequence[Axis]]) -> Value:
     Raises:
         Unmatched: it has other axes.
     """
-    have, wanted = [axis for dim in x.dims for axis in dim], [axis for group in order for axis in group]
+    order, dims = [leaves(group) for group in order], [leaves(dim) for dim in x.dims]
+    if all(dim in order for dim in dims if len(dim) > 1):  # dims that stay whole
+        whole = [(dim, [Axis(product(axis.size for axis in dim))]) for dim in dims if len(dim) > 1]
+        if whole:
+            put = lambda group: next((one for dim, one in whole if dim == group), group)  # noqa: E731
+            return placed(replay, Laid(x.value, tuple(tuple(put(dim)) for dim in dims)), [put(one) for one in order])
+    have, wanted = leaves(axis for dim in x.dims for axis in dim), [axis for group in order for axis in group]
     if not set(have) <= set(wanted) or len(set(have)) != len(have):
         raise Unmatched
     value = _shaped(replay, x.value, [axis.size for axis in have])
-    dims = tuple(have.index(axis) for axis in wanted if axis in have)
-    if dims != tuple(range(len(dims))):
-        value = replay.op("permute", value, dims=dims)
+    turned = tuple(have.index(axis) for axis in wanted if axis in have)
+    if turned != tuple(range(len(turned))):
+        value = replay.op("permute", value, dims=turned)
     if any(0 < sum(axis in have for axis in group) < len(group) for group in order):
         value = _shaped(replay, value, [axis.size if axis in have else 1 for axis in wanted])
         value = replay.op("broadcast", value, shape=tuple(
