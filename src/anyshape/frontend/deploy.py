@@ -18,6 +18,7 @@ from anyshape.frontend.capture.export import ExportedCallable, compile_exported
 from anyshape.frontend.capture.export_called import EXPORT, all_sizes_traced, export_called
 from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
+from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.ir.types import TensorType
 
 
@@ -46,9 +47,10 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     compilation, target = called.compilation, called.target
     sizes = frozenset(words for capture in compilation.captures for _, words, _ in capture.sizes)
     config = compilation.config
-    exported = export_called(target, compilation.calls, sizes, config.dynamic)
+    with DeferInterrupts(once=True):  # torch drops those that come in its call backs
+        exported = export_called(target, compilation.calls, sizes, config.dynamic)
     try:
-        with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
+        with DeferInterrupts(once=True), all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             compiled = compile_exported(exported, config)
         return save(deployable(compiled), path, native, tests)
     except Unsupported as error:
