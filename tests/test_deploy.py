@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anyshape
 from anyshape.artifact.format import container, safetensors
@@ -500,6 +502,28 @@ def test_nothing_is_left_where_a_file_could_not_be_written(file: Path, tmp_path:
         assert [one.name for one in tmp_path.iterdir()] == ["model.any"] and path.read_bytes() == before
 
 
+def test_ctrl_c_in_an_export_waits_for_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a trace: torch may drop it."""
+    fast, given, came = anyshape.compile(lambda x: (x * 2).softmax(-1)), [signal.SIGINT], []
+    fast(torch.randn(3, 4))
+    usual = FakeTensorMode.dispatch
+
+    def interrupted(*arguments: Any, **keywords: Any) -> Any:
+        if given:
+            signal.raise_signal(given.pop())
+            came.append("deferred")
+        return usual(*arguments, **keywords)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            anyshape.save(fast, tmp_path / "model.any")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came and not list(tmp_path.iterdir())
+
+
 class Halves(nn.Module):
     """Results of several dtypes, nested; a size."""
 
@@ -513,7 +537,14 @@ def test_vectors_are_stored_and_run(tmp_path: Path, capsys: pytest.CaptureFixtur
         "x": {0: torch.export.Dim.DYNAMIC}, "scale": None})
     path = tmp_path / "tested.any"
     tests = [(torch.randn(n, 4), 2.0) for n in (2, 7)]
-    anyshape.save(anyshape.compile(program), path, tests=tests)
+    others = path.with_name("tested.any.untested")
+    others.write_text("somebody's")
+    compiled = anyshape.compile(program)
+    anyshape.save(compiled, path, tests=tests)
+    assert {one.name for one in tmp_path.iterdir()} == {path.name, others.name}
+    others.unlink()
+    for folder in (tmp_path, Path()):
+        assert "directory" in refused(lambda folder=folder: anyshape.save(compiled, folder, tests=tests)).why
     for more in ((), ("--trust-native",)):
         assert main(["check", str(path), *more]) == 0
         assert "2 calls give the results that were saved" in capsys.readouterr().out

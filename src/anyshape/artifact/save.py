@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,21 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
     }
     if tests:
         from anyshape.artifact.test_vectors import recorded  # by way of the loader, which others do without
-        untested = path.with_name(f"{path.name}.untested")
-        try:
+        with _folder_beside(path) as folder:
+            untested = Path(folder) / path.name
             _write(untested, head, members)
             members[VECTORS] = recorded(untested, native, tests)
-        finally:
-            untested.unlink(missing_ok=True)
         head["version"] = WITH_NAMES if program.signature.gives else WITH_VECTORS
     _write(path, head, members)
     return path
+
+
+def _folder_beside(path: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on the disk of `path`, until a block ends: several may save to one path at once."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=".anyshape-", dir=path.absolute().parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def _write(path: Path, head: Mapping[str, Any], members: Mapping[str, bytes]) -> None:
@@ -77,8 +84,11 @@ def _write(path: Path, head: Mapping[str, Any], members: Mapping[str, bytes]) ->
     try:
         write(path, {"format.json": json.dumps({**head, "digests": digests}, indent=1).encode(), **members})
     except OSError as error:
-        raise OutputError(f"{path} cannot be written", why=error.strerror or str(error),
-                          do="name another path") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path} cannot be written", why=error.strerror or str(error), do="name another path")
 
 
 def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, Any]]], list[list[Any]]]:
