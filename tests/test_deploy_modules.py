@@ -157,3 +157,66 @@ def test_linear_algebra_and_its_checks(tmp_path: Path) -> None:
     with anyshape.load(path, trust_native=True) as run, \
             pytest.raises(anyshape.AnyShapeError, match=r"singular.*element 2.*batch element 1"):
         run(torch.stack([torch.eye(4), torch.tensor([1.0, 0, 1, 1]).diag()]))
+
+
+class Behind(nn.Module):
+    """Layers behind transposed operands, of which torch asks whether they are contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(4, 5, batch_first=True)
+        self.up = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        found = self.up(self.recurrent(x)[0].transpose(0, 1).contiguous().transpose(0, 1))
+        return found, found.new_zeros(found.shape).scatter_add_(1, y[:, :, :3].long(), found)
+
+
+def test_layers_behind_transposed_operands_take_small_sizes(tmp_path: Path) -> None:
+    calls = [(torch.randn(n, m, 4), torch.zeros(n, m, 4)) for n, m in ((2, 7), (3, 5), (1, 3), (3, 1), (1, 1), (0, 3))]
+    same(Behind(), calls, tmp_path / "model.any", (True, False))
+
+
+def test_attention_over_a_batch_of_1(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+            return self.attention(x, x, x, key_padding_mask=mask)[0]
+
+    same(Attention(), [(torch.randn(n, m, 8), torch.zeros(n, m, dtype=torch.bool)) for n, m in (
+        (2, 7), (3, 5), (1, 3), (3, 1), (1, 1))], tmp_path / "model.any")
+
+
+def test_sizes_that_agree_may_be_0_or_1_together(tmp_path: Path) -> None:
+    sampled = Function(lambda x, grid: nn.functional.grid_sample(x, grid, align_corners=False))
+    path = tmp_path / "model.any"
+    calls = [(torch.randn(n, 3, 8, 6), torch.rand(n, m, 5, 2)) for n, m in ((2, 4), (3, 5), (1, 1), (0, 4))]
+    same(sampled, calls, path)
+    with anyshape.load(path, trust_native=True) as run, pytest.raises(anyshape.AnyShapeError, match="these sizes"):
+        run(torch.randn(1, 3, 8, 6), torch.rand(2, 4, 5, 2))
+
+
+def test_a_guard_of_several_sizes_is_asked_of_each_call(tmp_path: Path) -> None:
+    """What torch.export took for granted is another program where it does not hold."""
+    module = Function(lambda x, y: (x * 2 if x.numel() == y.numel() else x * 3, y + 1))
+    path = tmp_path / "model.any"
+    same(module, [(torch.randn(4, 3), torch.randn(4, 3)), (torch.randn(6, 5), torch.randn(6, 5)),
+                  (torch.randn(2, 6), torch.randn(3, 4))], path)
+    auto = torch.export.Dim.AUTO
+    exported = torch.export.export(module, (torch.randn(4, 3), torch.randn(4, 3)),
+                                   dynamic_shapes=(({0: auto, 1: auto},) * 2,))
+    with anyshape.load(path, trust_native=True) as run:
+        for program in (run, anyshape.compile(exported)):
+            with pytest.raises(anyshape.AnyShapeError, match="does not take these sizes"):
+                program(torch.randn(4, 3), torch.randn(5, 3))
+
+
+def test_bf16_for_another_dtype_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.any"
+    same(Function(lambda x: x + 1), [(torch.randn(3),), (torch.randn(4),), (torch.randn(0),)], path)
+    with anyshape.load(path, trust_native=True) as run, pytest.raises(anyshape.AnyShapeError, match="bf16") as error:
+        run(torch.randn(3).bfloat16())
+    assert "takes f32" in error.value.why

@@ -131,7 +131,7 @@ def adaptive_max_pool(x: Array, size: Numbers, *, dims: int) -> tuple[Array, Arr
         bounds = [(place * n // out, -(-(place + 1) * n // out))
                   for place, n, out in zip(at, sizes, outs, strict=True)]
         part = x[index(..., *(slice(*own) for own in bounds))]
-        flat = part.reshape(*part.shape[:part.ndim - dims], -1)
+        flat = part.reshape(*shape[:part.ndim - dims], math.prod(part.shape[part.ndim - dims:]))
         found = flat.argmax(-1)  # a NaN comes first
         best[index(..., *at)] = np.take_along_axis(flat, found[..., None], -1)[..., 0]
         place = np.zeros_like(found)
