@@ -388,7 +388,8 @@ def crop_and_resize(c: Call) -> Any:
 
     lines = [[c.op("index", x, batch, row, column, dims=(0, 1, 2)) for column in places[1]] for row in places[0]]
     if linear:
-        found = between(*(between(*line, shares[1]) for line in lines), shares[0])
+        above, below = (between(left, right, shares[1]) for left, right in lines)
+        found = between(above, below, shares[0])
     else:
         found = lines[0][0]
     found = c.op("where", c.op("bit_and", *inside), found, float(c.attr("extrapolation_value", 0.0)))
