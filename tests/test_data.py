@@ -648,6 +648,22 @@ def test_rounded_square_roots_of_sizes():
     assert fast._anyshape.compilation.graphs == 1
 
 
+def test_classes_asked_for_as_in_scripts():
+    """torch.jit.isinstance, which is in the way of spectrograms in torchaudio."""
+    def function(x, scale):
+        if torch.jit.isinstance(scale, str):
+            return x.exp()
+        return x.sin() * (scale if torch.jit.isinstance(scale, float) and torch.jit.isinstance(x, torch.Tensor) else 0)
+    fast = anyshape.compile(function, strict=True)
+    for count in (5, 2, 9):
+        x = torch.randn(count)
+        for scale in ("root", 0.5):
+            torch.testing.assert_close(fast(x, scale), function(x, scale))
+    parts = anyshape.compile(lambda x: x.sin() * torch.jit.isinstance([x], list[torch.Tensor]))
+    with pytest.warns(FallbackWarning, match="in parts"):
+        torch.testing.assert_close(parts(x), x.sin())
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted", "padded"])
 def test_bags_of_one_length(mode):
     """Rows that are added up where they are read; what else there is stays PyTorch's operator."""

@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 import anyshape
+from anyshape.base.errors import InputError
+
+free = torch.export.Dim.DYNAMIC
 
 
 class Function(nn.Module):
@@ -220,3 +223,22 @@ def test_bf16_for_another_dtype_is_refused_by_its_name(tmp_path: Path) -> None:
     with anyshape.load(path, trust_native=True) as run, pytest.raises(anyshape.AnyShapeError, match="bf16") as error:
         run(torch.randn(3).bfloat16())
     assert "takes f32" in error.value.why
+
+
+def test_a_size_that_a_number_in_floats_fixes_is_not_free(tmp_path: Path) -> None:
+    """torch.export makes a constant of the tensor, with a guard over floats: resampling in torchaudio has it."""
+    function = Function(lambda x: x.repeat(1, 2)[..., :torch.ceil(torch.as_tensor(3 * x.shape[-1] / 2)).long()])
+    x = torch.randn(3, 16)
+    exported = anyshape.compile(torch.export.export(function, (x,), dynamic_shapes=(({0: free, 1: free},),)))
+    torch.testing.assert_close(exported(x), function(x))
+    torch.testing.assert_close(exported(x[:2]), function(x[:2]))
+    with pytest.raises(InputError, match=r"16 <= .* <= 16"):
+        exported(torch.randn(3, 20))
+    compiled = anyshape.compile(function)
+    for size in (16, 20):  # no file is wrong, whatever was called before
+        compiled(torch.randn(3, size))
+    anyshape.save(compiled, tmp_path / "model.any")
+    with anyshape.load(tmp_path / "model.any", trust_native=True) as run:
+        torch.testing.assert_close(run(x), function(x))
+        with pytest.raises(InputError, match=r"16..16"):
+            run(torch.randn(3, 20))

@@ -40,7 +40,7 @@ def same(target: str, *arguments: Any, close: float = 1e-5, **keywords: Any) -> 
     template = (("args", *(entry(one, operands) for one in arguments)),
                 ("kwargs", *((name, entry(one, operands)) for name, one in keywords.items())))
     wanted = call_extern(target, template, operands)
-    found = call(target, template, [one.numpy() for one in operands])
+    found = call(target, template, [one.resolve_conj().numpy() for one in operands])
     wanted = results_of(wanted, len(found))
     for have, want in zip(found, wanted, strict=True):
         if callable(have):  # gradients alone read it
@@ -378,6 +378,7 @@ def test_fourier_transforms_and_complex_numbers_are_pytorchs(dtype: torch.dtype)
     same("aten.view_as_complex.default", draw(3, 2, dtype=dtype))
     same("aten.complex.default", x, x[:1])
     same("aten.polar.default", x.abs(), x)
+    same("aten.full.default", [2, 3], 1, dtype=z.dtype)
     same("prims.convert_element_type.default", x, z.dtype)
     same("aten.sum.dim_IntList", z, [1], True)
     same("aten.mean.dim", z, [0, 2])
@@ -416,7 +417,7 @@ def test_linear_algebra_is_pytorchs(dtype: torch.dtype) -> None:
     for name, given in (("linalg_inv_ex", (bad,)), ("_linalg_solve_ex", (bad, torch.ones_like(bad))),
                         ("linalg_cholesky_ex", (bad,)), ("linalg_lu_factor_ex", (bad,))):
         template = (("args", *(("operand", place) for place in range(len(given)))), ("kwargs",))
-        found = call(f"aten.{name}.default", template, [one.numpy() for one in given])
+        found = call(f"aten.{name}.default", template, [one.resolve_conj().numpy() for one in given])
         wanted = getattr(torch.ops.aten, name).default(*given)
         assert found[-1].tolist() == wanted[-1].tolist() and any(found[-1]), name
         torch.testing.assert_close(torch.from_numpy(found[0][0].copy()), wanted[0][0], rtol=1e-4, atol=1e-4)

@@ -189,6 +189,7 @@ TRACING = {
     "torch.distributions.kl._dispatch_kl": Name("divergences of distributions", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),
     "torch._assert": Name("conditions of data that a program checks", "they cut the graph"),
+    "torch._jit_internal._isinstance": Name("questions for the types of containers' elements", FEWER),
     "torch._assert_async": Name("checks in functions that are traced as ours", FEWER),
     **{f"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default{name}": Name(
         "attention is no random operator", "programs that compute it again are cut in pieces, or run as PyTorch")

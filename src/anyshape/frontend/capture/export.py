@@ -18,7 +18,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.capture.dynamo_backend import compile_or_interpret
-from anyshape.frontend.capture.exported_sizes import guards, small_sizes_open
+from anyshape.frontend.capture.exported_sizes import guards, ranges_known
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -70,11 +70,11 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     compilation.tracing = ("the exported program", "", "export")
     values = [node for node in gm.graph.nodes if node.op == "placeholder"][len(state):]
     number = compilation.next_graph(name_sizes([(node.name, node.meta.get("val")) for node in values]))
-    with small_sizes_open(decomposed) as least:
+    with ranges_known(decomposed) as known:
         program = compile_or_interpret(ProgramRequest(
             gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
             static_inputs=tuple(range(len(state)))))
-    ranges = {symbol: (max(bounds.lower, least.get(symbol, bounds.lower)), bounds.upper)
+    ranges = {symbol: known.get(symbol, (bounds.lower, bounds.upper))
               for symbol, bounds in decomposed.range_constraints.items()}
     return ExportedCallable(exported, gm, program, state, kept, ranges, guards(decomposed), compilation)
 

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
@@ -61,14 +62,28 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
     return least
 
 
+def fixed_by_floats(exported: torch.export.ExportedProgram) -> dict[Any, sympy.Integer]:
+    """Symbols of the user's tensors, and what they were in the trace, that a guard over floats fixes: torch.export
+    makes a constant of a tensor of 3 * s / 2, and a guard that this number is the one of the trace."""
+    found = dict.fromkeys(symbols(exported).values())
+    asked = [guard for guard in guards(exported) if isinstance(guard, sympy.Eq)]
+    open_ = {symbol for guard in asked if guard.atoms(sympy.Float) for symbol in guard.free_symbols} & found.keys()
+    traced = settings.hints(given(exported)) if open_ else {}
+    return {symbol: sympy.Integer(traced[symbol]) for symbol in open_}
+
+
 @contextlib.contextmanager
-def small_sizes_open(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, int]]:
+def ranges_known(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, tuple[int, Any]]]:
     """While the program is compiled, what is known of its sizes begins where their ranges do, which torch.export has
-    begin at LEAST, for all of which that is as good. Gives the least value of each symbol of the user's tensors."""
-    least = least_sizes(exported)
-    opened = {symbol: low for symbol, low in least.items() if low < LEAST}
-    with settings.ranges_from(_env(exported), opened) if opened else contextlib.nullcontext():
-        yield least
+    begin at LEAST, for all of which that is as good; and sizes are fixed that its guards fix. Gives the range of each
+    symbol of the user's tensors."""
+    ranges = exported.range_constraints
+    fixed = fixed_by_floats(exported)
+    known = {symbol: (fixed.get(symbol, low), fixed.get(symbol, ranges[symbol].upper))
+             for symbol, low in least_sizes(exported).items()}
+    news = {symbol: one for symbol, one in known.items() if one[0] < LEAST or symbol in fixed}
+    with settings.ranges_from(_env(exported), news) if news else contextlib.nullcontext():
+        yield known
 
 
 def _env(exported: torch.export.ExportedProgram) -> Any:

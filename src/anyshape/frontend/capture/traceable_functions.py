@@ -21,9 +21,9 @@ from anyshape.frontend.recurrent import scans
 from anyshape.torch_compat import get, need
 
 aten = torch.ops.aten
-_legacy_reduction, _reduction_number, _check, _assert, _assert_async = map(need, (
+_legacy_reduction, _reduction_number, _check, _assert, _assert_async, _script_isinstance = map(need, (
     "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert",
-    "torch._assert_async"))
+    "torch._assert_async", "torch._jit_internal._isinstance"))
 _is_number, _verify_batch_size = map(get, ("torch.fx.experimental.symbolic_shapes.has_static_value",
                                            "torch.nn.functional._verify_batch_size"))
 _KL_RULES = get("torch.distributions.kl._KL_REGISTRY") or {}  # the dict itself, to which users add
@@ -558,6 +558,13 @@ def isqrt(number: Any) -> Any:
     return root
 
 
+def script_isinstance(obj: Any, target_type: Any) -> Any:
+    """torch.jit.isinstance of a class; types of containers, which look at the elements, are left to it."""
+    if isinstance(target_type, type) and target_type not in (list, dict, tuple):
+        return isinstance(obj, target_type)
+    return _script_isinstance(obj, target_type)
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
     math.isqrt: isqrt,
@@ -571,6 +578,7 @@ IN_PYTHON: dict[Any, Any] = {
     torch.cov: cov,
     torch.cumprod: scans.cumprod,
     torch.equal: equal,
+    torch.jit.isinstance: script_isinstance,
     torch.fake_quantize_per_channel_affine: fake_quantize_per_channel_affine,
     torch.kron: kron,
     torch.linalg.multi_dot: multi_dot,

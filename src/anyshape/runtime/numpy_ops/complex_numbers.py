@@ -120,6 +120,12 @@ def _converted(x: Array, dtype: str | None = None, **_ignored: Any) -> Array:
     return (x.real if x.dtype.kind == "c" and kind.kind != "c" else x).astype(kind)
 
 
+def _full(sizes: Sequence[int], value: Any, *, dtype: str | None = None, **_ignored: Any) -> Array:
+    """aten.full."""
+    kind = NUMPY_DTYPES[dtype] if dtype and dtype != "bf16" else None
+    return np.broadcast_to(np.asarray(value, kind), sizes)  # takes no memory, however many elements a file asks for
+
+
 def _linear(op: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """x + alpha * y, or with another operation than +."""
     def run(x: Array, y: Any, alpha: Any = 1) -> Any:
@@ -154,7 +160,7 @@ _MOVES: dict[str, Callable[..., Any]] = {
 OPERATORS: dict[str, Callable[..., Any]] = {
     "aten._fft_r2c.default": r2c, "aten._fft_c2c.default": c2c, "aten._fft_c2r.default": c2r,
     "aten.view_as_real.default": as_real, "aten.view_as_complex.default": as_complex, "aten.complex.default": pair,
-    "aten.polar.default": polar, "prims.convert_element_type.default": _converted,
+    "aten.polar.default": polar, "aten.full.default": _full, "prims.convert_element_type.default": _converted,
     **{f"aten.{name}.default": op for name, op in _ELEMENTS.items()},
     **{f"aten.{name}.{kind}": op for name, op in _BINARY.items() for kind in ("Tensor", "Scalar")},
     **{f"aten.pow.{kind}": np.power for kind in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},

@@ -157,7 +157,7 @@ def cholesky_inverse(factor: Array, upper: bool = False) -> Array:
 def qr(x: Array, mode: str = "reduced") -> tuple[Array, Array]:
     """aten.linalg_qr: with mode "r" the first result is empty."""
     if mode == "r":
-        return np.zeros(0, x.dtype), np.linalg.qr(x, "r")
+        return np.zeros(0, x.dtype), np.asarray(np.linalg.qr(x, "r"))
     q, r = np.linalg.qr(x, "complete" if mode == "complete" else "reduced")
     return q, r
 
@@ -201,7 +201,7 @@ def check(info: Array, name: str, *, is_matrix: bool) -> tuple[()]:
     return ()
 
 
-def _raised(name: str, wanted: bool, *results: Array) -> Any:
+def _raised(name: str, wanted: bool, *results: Any) -> Any:
     if wanted:
         check(results[-1], name, is_matrix=not results[-1].ndim)
     return results

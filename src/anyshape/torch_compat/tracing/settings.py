@@ -470,11 +470,11 @@ def found_later(size: torch.SymInt) -> dict[Any, int]:
 
 
 @contextlib.contextmanager
-def ranges_from(env: Any, least: Mapping[Any, int]) -> Iterator[None]:
-    """Inside, the ranges of these symbols begin at other numbers."""
+def ranges_from(env: Any, ranges: Mapping[Any, tuple[int, Any]]) -> Iterator[None]:
+    """Inside, these symbols have other ranges, each given by its least and its largest number."""
     from torch.utils._sympy.value_ranges import ValueRanges
-    before = {symbol: env.var_to_range[symbol] for symbol in least}
-    env.var_to_range.update({symbol: ValueRanges(low, before[symbol].upper) for symbol, low in least.items()})
+    before = {symbol: env.var_to_range[symbol] for symbol in ranges}
+    env.var_to_range.update({symbol: ValueRanges(*one) for symbol, one in ranges.items()})
     try:
         yield
     finally:
