@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from jax import lax
+from jax import export, lax
 from jax import numpy as jnp
 
 import anyshape
@@ -221,4 +221,38 @@ def test_a_sort_by_something_else_than_its_operands_is_refused() -> None:
 def test_complex_numbers_are_sorted_by_their_parts() -> None:
     draw = (DRAW.integers(-2, 3, (2, 3, 9)) * 1.0).astype("f4")
     same(lambda x, k: (lax.sort((lax.complex(*x), k)), lax.sort((k, lax.complex(*x)), num_keys=2),
-                       lax.bitcast_convert_type(lax.complex(*x), jnp.complex64)), draw, DRAW.integers(0, 3, (3, 9), "i4"))
+                       lax.bitcast_convert_type(lax.complex(*x), jnp.complex64)),
+         draw, DRAW.integers(0, 3, (3, 9), "i4"))
+
+
+def test_operations_that_are_deprecated() -> None:
+    text = """module { func.func @main(%a: tensor<?x3xf32>, %b: tensor<3x4xf32>, %c: tensor<2x?x3xf32>)
+        -> (tensor<?x4xf32>, tensor<?x4x2xf32>, tensor<2x3x4xf32>) {
+      %0 = stablehlo.dot %a, %b : (tensor<?x3xf32>, tensor<3x4xf32>) -> tensor<?x4xf32>
+      %1 = stablehlo.einsum %c, %b, config = "bnk,km->nmb"
+          : (tensor<2x?x3xf32>, tensor<3x4xf32>) -> tensor<?x4x2xf32>
+      %2 = stablehlo.broadcast %b, sizes = [2] : (tensor<3x4xf32>) -> tensor<2x3x4xf32>
+      return %0, %1, %2 : tensor<?x4xf32>, tensor<?x4x2xf32>, tensor<2x3x4xf32> } }"""
+    a, b, more = (DRAW.normal(size=shape).astype("f4") for shape in ((5, 3), (3, 4), (2, 5, 3)))
+    wanted = a @ b, np.einsum("bnk,km->nmb", more, b), np.broadcast_to(b, (2, 3, 4))
+    for found, want in zip(results(text, a, b, more), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_large_windows_go_dim_by_dim_and_padding_may_be_below_0() -> None:
+    same(lambda x: (lax.reduce_window(x, 0.0, lax.add, (18, 20), (1, 3), "SAME"),
+                    lax.reduce_window(x, -jnp.inf, lax.max, (18, 20), (2, 1), "VALID"),
+                    lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), ((-1, 1), (-2, 0)))),
+         DRAW.normal(size=(21, 23)).astype("f4"))
+
+
+def test_an_exported_function_takes_what_numpy_makes_by_default() -> None:
+    """Of 64 bits, as `Exported.call` does; and solves with halves."""
+    size, = export.symbolic_shape("n")
+    exported = export.export(jax.jit(lambda x, at: (x[at], lax.linalg.triangular_solve(
+        jnp.eye(2, dtype=jnp.float16) * 2, x.astype(jnp.float16).reshape(2, -1), left_side=True))))(
+        jax.ShapeDtypeStruct((4,), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.int32))
+    x, at = DRAW.normal(size=4), np.array([3, 0, 1])
+    for found, want in zip(anyshape.compile_jax(exported)(x, at), exported.call(x, at), strict=True):
+        assert found.dtype == want.dtype
+        np.testing.assert_array_equal(found, want)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +29,37 @@ HALF = ("f16", "bf16")
 @translates("dot_general")
 def dot_general(c: Call) -> Any:
     how = c.attr("dot_dimension_numbers")
-    left, right = (list(how[f"{side}_batching_dimensions"]) for side in ("lhs", "rhs"))
-    inner_left, inner_right = (list(how[f"{side}_contracting_dimensions"]) for side in ("lhs", "rhs"))
+    return _contracted(c, *(list(how[f"{side}_{kind}_dimensions"]) for kind in ("batching", "contracting")
+                            for side in ("lhs", "rhs")))
+
+
+@translates("dot")
+def dot(c: Call) -> Any:
+    return _contracted(c, [], [], [len(c.sizes_of(0)) - 1], [0])
+
+
+@translates("einsum")
+def einsum(c: Call) -> Any:
+    said = c.attr("einsum_config").replace(" ", "")
+    found = re.fullmatch(r"(\w*),(\w*)->(\w*)", said)
+    left, right, into = found.groups() if found is not None else ("",) * 3
+    ranks = [len(c.sizes_of(place)) for place in (0, 1)]
+    if found is None or any(len(set(one)) != len(one) for one in (left, right, into)) or (
+            ranks != [len(left), len(right)]):
+        raise Decline(f"the sum {said}")
+    both = [one for one in left if one in right]
+    batch, inner = [one for one in both if one in into], [one for one in both if one not in into]
+    order = batch + [one for one in left + right if one not in both]
+    if sorted(order) != sorted(into):
+        raise Decline(f"the sum {said}")
+    product = _contracted(c, *([side.index(one) for one in letters] for letters in (batch, inner)
+                               for side in (left, right)))
+    return c.t.permute(product, [order.index(one) for one in into])
+
+
+def _contracted(c: Call, left: list[int], right: list[int], inner_left: list[int], inner_right: list[int]) -> Value:
+    """A product over the inner dims of both operands, for each place of `left` and `right`: those dims come first, then
+    the others of both."""
     x, y = c.value(0), c.value(1)
     if c.dtype != "i32" or not {x.tensor.dtype, y.tensor.dtype} <= {"i8", "u8"}:  # of which there are products
         x, y = (_as_result(c, k) for k in (0, 1))
@@ -184,13 +214,19 @@ def _of_floats(c: Call, x: Value, kernel: Value, how: Any, strides: Sequence[int
 
 @translates("cholesky")
 def cholesky(c: Call) -> Any:
-    x = c.value(0)
-    return c.extern("aten.linalg_cholesky.default", x, upper=not c.attr("lower", False), types=x.tensor.dense())
+    x = _solvable(c, c.value(0))
+    found = c.extern("aten.linalg_cholesky.default", x, upper=not c.attr("lower", False), types=x.tensor.dense())
+    return c.t.cast(found, held(c.dtype))
+
+
+def _solvable(c: Call, x: Value) -> Value:
+    """LAPACK has no floats of 16 bits."""
+    return c.t.cast(x, "f32") if x.tensor.dtype in HALF else x
 
 
 @translates("triangular_solve")
 def triangular_solve(c: Call) -> Any:
-    a, b = c.values()
+    a, b = (_solvable(c, one) for one in c.values())
     way = c.attr("transpose_a", "NO_TRANSPOSE")
     upper = not c.attr("lower", False)
     if way != "NO_TRANSPOSE":
@@ -198,8 +234,9 @@ def triangular_solve(c: Call) -> Any:
         a, upper = c.t.permute(a, order), not upper
         if way == "ADJOINT" and c.dtype in COMPLEX:
             a = c.aten(aten.conj_physical.default, a, types=a.tensor.dense())
-    return c.extern("aten.linalg_solve_triangular.default", a, b, upper=upper, left=bool(c.attr("left_side", True)),
-                    unitriangular=bool(c.attr("unit_diagonal", False)), types=b.tensor.dense())
+    found = c.extern("aten.linalg_solve_triangular.default", a, b, upper=upper, left=bool(c.attr("left_side", True)),
+                     unitriangular=bool(c.attr("unit_diagonal", False)), types=b.tensor.dense())
+    return c.t.cast(found, held(c.dtype))
 
 
 def complex_zeros(c: Call, shape: Sequence[Size]) -> Any:

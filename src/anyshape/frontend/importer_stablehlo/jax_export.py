@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from anyshape.artifact.deployable import Deployable
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
@@ -18,7 +20,7 @@ from anyshape.frontend.importer_stablehlo.module import Module
 from anyshape.frontend.importer_stablehlo.reader import read
 
 with needed_by("anyshape.compile_jax"):
-    from jax import export, tree_util
+    from jax import dtypes, export, tree_util
 
 
 def module_of(exported: Any) -> Module:
@@ -40,6 +42,14 @@ def compile_exported(exported: Any, config: Config) -> JaxCallable:
     return JaxCallable(exported, StablehloCallable(module_of(exported), config))
 
 
+def _as_jax(leaf: Any) -> Any:
+    """An array of numpy in the dtype that JAX gives it: without `jax_enable_x64` none has 64 bits."""
+    if not isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf
+    dtype = dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iufc" else leaf.dtype
+    return leaf if dtype == leaf.dtype else leaf.astype(dtype)
+
+
 class JaxCallable:
     """A compiled function of JAX, called as the function is: with trees of arrays, of JAX or numpy.
 
@@ -57,7 +67,7 @@ class JaxCallable:
             raise InputError("the arguments do not have the nesting that was exported", where=self.exported.fun_name,
                              why=f"expected {self.exported.in_tree}, got {tree}",
                              do="pass the same number of arguments, lists and dicts as at export")
-        found = self.program(*(leaves[place] for place in self.exported.module_kept_var_idx))
+        found = self.program(*(_as_jax(leaves[place]) for place in self.exported.module_kept_var_idx))
         results = found if len(self.program.results) != 1 else (found,)
         return tree_util.tree_unflatten(self.exported.out_tree, results)
 

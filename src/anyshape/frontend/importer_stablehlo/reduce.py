@@ -5,6 +5,7 @@ on numbers. A body of another kind is applied to halves of the operand, and thes
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -17,7 +18,7 @@ import torch
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.elementwise import total_order
 from anyshape.frontend.importer_stablehlo.module import Block, Type
-from anyshape.frontend.importer_stablehlo.shapes import padded, spaced
+from anyshape.frontend.importer_stablehlo.shapes import padded, padded_or_cut, spaced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, Call, held, translates
 from anyshape.frontend.symbols.known import Known, Unknown
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
@@ -28,6 +29,7 @@ from anyshape.sym.expr import Size, floordiv
 aten = torch.ops.aten
 
 REDUCES = {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}
+ANY_ORDER = (*REDUCES, "and", "or", "xor")  # bodies that may take elements in any order
 MOST_WINDOW = 256  # positions of a window that are unrolled
 MOST_HALVES = 16  # halvings: 65536 elements
 MOST_DRAWS = 48  # on which a body is tried
@@ -274,7 +276,8 @@ def windows(c: Call, body: Block, count: int, window: Window) -> Any:
     whole = [n for n in (*sizes, *strides, *spread, *dilated) if isinstance(n, int)]
     if len(whole) != 4 * len(sizes):
         raise Decline("windows whose sizes are not known")
-    if math.prod(whole[:len(sizes)]) > MOST_WINDOW:
+    dim_by_dim = math.prod(whole[:len(sizes)]) > MOST_WINDOW
+    if dim_by_dim and (sum(whole[:len(sizes)]) > MOST_WINDOW or count > 1 or only(body) not in ANY_ORDER):
         raise Decline(f"windows of {math.prod(whole[:len(sizes)])} elements")
     fills = [c.walk.t.cast(c.tensor(one), held(kind.dtype)) if not isinstance(one, Known) else _number(one)
              for one, kind in zip(first, c.operation.takes[count:], strict=False)]
@@ -282,6 +285,12 @@ def windows(c: Call, body: Block, count: int, window: Window) -> Any:
     shape = [_positions(n, int(size), stride, step) for n, size, stride, step in zip(
         wide[0].tensor.shape, whole, strides, dilated, strict=False)]
     result: list[Any] = [c.t.broadcast(_lone(c, one, len(shape)), shape) for one in first]
+    if dim_by_dim:
+        found: Any = wide[0]
+        for d, size in enumerate(whole[:len(sizes)]):
+            parts = [c.t.window(found, d, at * dilated[d], shape[d], strides[d]) for at in range(size)]
+            found = functools.reduce(lambda a, b: c.tensor(c.walk.run(body, (a, b))[0]), parts)
+        return c.walk.run(body, (*result, found))
     for place in itertools.product(*(range(n) for n in whole[:len(sizes)])):
         part = [_at(c, value, place, strides, dilated, shape) for value in wide]
         result = list(c.walk.run(body, (*result, *part)))
@@ -299,9 +308,7 @@ def _spread_out(c: Call, x: Value, spread: Sequence[Any], low: Sequence[Size], h
                 ) -> Value:
     for d, gap in enumerate(spread):
         x = spaced(c, x, d, gap - 1, fill)
-    if any(isinstance(n, int) and n < 0 for n in (*low, *high)):
-        raise Decline("windows over less than the operand")
-    return padded(c, x, low, high, fill)
+    return padded_or_cut(c, x, low, high, fill)
 
 
 def _positions(n: Size, size: int, stride: int, step: int) -> Size:

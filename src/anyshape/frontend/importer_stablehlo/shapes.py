@@ -69,6 +69,13 @@ def broadcast_in_dim(c: Call) -> Any:
     return spread(c, c.shape, c.attr("broadcast_dimensions"))
 
 
+@translates("broadcast")
+def broadcast(c: Call) -> Any:
+    sizes = c.attr("broadcast_sizes")
+    have = c.sizes_of(0)
+    return spread(c, (*sizes, *have), range(len(sizes), len(sizes) + len(have)))
+
+
 @translates("dynamic_broadcast_in_dim")
 def dynamic_broadcast_in_dim(c: Call) -> Any:
     return spread(c, c.sizes(1), c.attr("broadcast_dimensions"))
@@ -250,6 +257,13 @@ def _pad(c: Call, low: Sequence[Size], high: Sequence[Size], gaps: Sequence[Any]
     x = c.value(0)
     for dim, gap in enumerate(gaps):
         x = spaced(c, x, dim, gap, fill)
+    return padded_or_cut(c, x, low, high, fill)
+
+
+def padded_or_cut(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], fill: Any) -> Value:
+    """More elements at both ends of each dim, or fewer where a number is negative. fill: as of `padded`."""
+    if not any(isinstance(n, int) and n < 0 for n in (*low, *high)):
+        return padded(c, x, low, high, fill)
     for dim, (a, b) in enumerate(zip(low, high, strict=True)):
         x = _one_dim(c, x, dim, a, b, fill)
     return x
