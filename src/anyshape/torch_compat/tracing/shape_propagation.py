@@ -77,6 +77,7 @@ class Shapes:
         self.value_of = value_of
         self.quick = quick
         self.known: dict[Any, Any] = {}
+        self.traced: dict[Any, torch.Tensor] = {}  # by storage, offset, dtype, sizes and strides
         self.memory: dict[int, Any] = {}  # by the address of a real storage: the one that stands for it
 
     def of(self, value: Any) -> Any:
@@ -86,8 +87,8 @@ class Shapes:
         if not isinstance(value, torch.Tensor):
             return value
         if api.is_fake(value):
-            return self.empty([self.value_of(size) for size in value.shape], value,
-                              [self.value_of(stride) for stride in value.stride()])
+            sizes, strides = map(self.value_of, value.shape), map(self.value_of, value.stride())
+            return self._traced(value, tuple(sizes), tuple(strides))
         if self.quick:
             return self._in(self._memory(value, self.memory), value)
         with self.mode:
@@ -97,6 +98,13 @@ class Shapes:
             # the same memory as a tensor that counts its changes
             return torch.empty(0, dtype=value.dtype, device=value.device).set_(
                 fake.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+    def _traced(self, value: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        """The shape of a tensor of a trace; of one tensor that has two names, such as tied weights, the same."""
+        place = api.storage_key(value), self.value_of(value.storage_offset()), value.dtype, sizes, strides
+        if place not in self.traced or place[0] is None:
+            self.traced[place] = self.empty(sizes, value, strides)
+        return self.traced[place]
 
     def empty(self, sizes: Sequence[int], like: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
         """A shape in memory of its own."""
