@@ -220,7 +220,9 @@ def test_what_does_not_fit_is_refused_and_the_next_call_runs(file: Path) -> None
     with load(file, trust_native=True) as run:
         x = ids(3, 5).numpy()
         first = run(x)
-        assert refused(lambda: load(file, threads=-1)).what == "threads is -1"
+        for wrong in ({"threads": -1}, {"threads": 2**40}, {"trust_native": "false"}, {"verify": 1}):
+            ((name, value),) = wrong.items()
+            assert refused(lambda wrong=wrong: load(file, **wrong)).what == f"{name} is {value!r}"
         for wrong, why in ((x.astype(np.float32), "dtype"), (x[0], "dims"), ("text", "array"), (x[:0], "ids_0")):
             with pytest.raises(InputError) as caught:
                 run(wrong)

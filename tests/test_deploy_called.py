@@ -100,6 +100,19 @@ def test_a_size_of_1_that_is_another_program_is_refused(tmp_path: Path, python: 
             run(torch.randn(1, 3, 2))
 
 
+def test_tied_weights_take_a_batch_of_one(tmp_path: Path) -> None:
+    """The trace has them twice, in the same memory."""
+    layer = nn.Linear(4, 4)
+    tied = nn.Sequential(layer, nn.ReLU(), layer).eval()
+    fast = anyshape.compile(tied)
+    with torch.no_grad():
+        fast(torch.randn(3, 4))
+    with anyshape.load(anyshape.save(fast, tmp_path / "f.any"), trust_native=True) as run:
+        for rows in (1, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(run(x), tied(x))
+
+
 def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     fast = anyshape.compile(model)

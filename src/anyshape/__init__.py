@@ -315,7 +315,7 @@ def load(path: str | os.PathLike[str], *, trust_native: bool = False, threads: i
 
     Raises:
         ArtifactError: it is no such file, or it needs what this machine or process has not.
-        ConfigError: `threads` is no number of threads.
+        ConfigError: `threads` is no number of threads, or a setting that is neither True nor False.
     """
     from pathlib import Path
 

@@ -46,6 +46,7 @@ from anyshape.sym.expr import evaluate
 if TYPE_CHECKING:
     from anyshape.base.config import Config
 
+MOST_THREADS = 1024
 _compiling = threading.Lock()
 
 
@@ -62,9 +63,12 @@ class Head(NamedTuple):
 
 def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
     """Loads a file that `save` wrote; arguments, result and errors are those of `anyshape.load`."""
-    if not isinstance(threads, int) or threads < 0:
+    if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:
         raise ConfigError(f"threads is {threads!r}", why="it is how many threads a call may use",
-                          do="pass a whole number; 0 is as many as there are cores")
+                          do=f"pass a whole number up to {MOST_THREADS}; 0 is as many as there are cores")
+    for name, value in (("trust_native", trust_native), ("verify", verify)):
+        if not isinstance(value, bool):  # "false" is a text that is not empty, and would be trusted
+            raise ConfigError(f"{name} is {value!r:.80}", why="it is neither True nor False", do="pass one of them")
     container = Container(Path(path))
     try:
         head = read_head(container)
