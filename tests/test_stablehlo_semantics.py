@@ -218,10 +218,11 @@ def test_a_sort_by_something_else_than_its_operands_is_refused() -> None:
     assert "something else than the operands" in refused.value.why
 
 
-def test_complex_numbers_are_sorted_by_their_parts() -> None:
+def test_complex_numbers_are_sorted_and_summed_by_their_parts() -> None:
     draw = (DRAW.integers(-2, 3, (2, 3, 9)) * 1.0).astype("f4")
     same(lambda x, k: (lax.sort((lax.complex(*x), k)), lax.sort((k, lax.complex(*x)), num_keys=2),
-                       lax.bitcast_convert_type(lax.complex(*x), jnp.complex64)),
+                       lax.bitcast_convert_type(lax.complex(*x), jnp.complex64),
+                       lax.cumsum(lax.complex(*x), 1, reverse=True)),
          draw, DRAW.integers(0, 3, (3, 9), "i4"))
 
 

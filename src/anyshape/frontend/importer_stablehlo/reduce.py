@@ -331,12 +331,13 @@ def _prefix(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
     """Windows from the start to each element, or from each to the end: a scan."""
     x = values[0]
     row = {"add": "cumsum", "multiply": "cumprod"}.get(only(body))
-    if row is not None and len(values) == 1 and c.dtype not in (*COMPLEX, "bool") and _is_neutral(
-            first[0], only(body), c.dtype):
-        if backward:
-            x = c.op("flip", x, dims=(dim,))
-        found = c.wrapped(c.t.cast(c.op(row, x, dim=dim), values[0].tensor.dtype))
-        return c.op("flip", found, dims=(dim,)) if backward else found
+    if row is not None and len(values) == 1 and c.dtype != "bool" and (
+            c.dtype not in COMPLEX or row == "cumsum") and _is_neutral(first[0], only(body), c.dtype):
+        def scanned(part: Value) -> Value:
+            turned = c.op("flip", part, dims=(dim,)) if backward else part
+            found = c.wrapped(c.t.cast(c.op(row, turned, dim=dim), part.tensor.dtype))
+            return c.op("flip", found, dims=(dim,)) if backward else found
+        return c.by_parts(scanned, x) if c.dtype in COMPLEX else scanned(x)
     size = x.tensor.shape[dim]
     if not isinstance(size, int):
         return _prefix_by_torch(c, body, x, dim, first, backward)
