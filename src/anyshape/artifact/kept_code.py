@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyshape.artifact.native_code import NativeCode
-from anyshape.backend.cpu import deployment
 from anyshape.backend.interface import ObjectCache
 from anyshape.backend.loaded_code import LoadedKernel
+from anyshape.backend.targets import deployment
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError
 from anyshape.base.own_sources import own_sources
@@ -33,7 +33,7 @@ def key_of(graph: bytes, needed: Sequence[str], config: Config, threads: int) ->
     if not sources or config.show or config.dump or config.edit or config.check >= 2:
         return ""
     settings = [(name, getattr(config, name)) for name in config.__dataclass_fields__ if name not in NOT_IN_KEY]
-    parts = ("deployed", FORMAT, sources, deployment.processor(threads), settings, [*needed])
+    parts = ("deployed", FORMAT, sources, deployment().processor(threads), settings, [*needed])
     return hashlib.sha256(repr(parts).encode() + graph).hexdigest()
 
 
@@ -44,8 +44,8 @@ def kept(key: str, cache: ObjectCache) -> tuple[str, NativeCode] | None:
         return None
     line, _, rest = data.partition(b"\n")
     entry = json.loads(line)
-    machine = deployment.machine_of(entry["machine"])
-    if machine is None or deployment.unfit(machine):
+    machine = deployment().machine_of(entry["machine"])
+    if machine is None or deployment().unfit(machine):
         return None
     pieces, at = {}, 0
     for name, size in entry["sizes"].items():
@@ -57,7 +57,7 @@ def kept(key: str, cache: ObjectCache) -> tuple[str, NativeCode] | None:
 def keep(key: str, target: Any, plan: Plan, kernels: Sequence[LoadedKernel]) -> None:
     """Keeps what was compiled, where all of it can be loaded again."""
     from anyshape.plan.ir.show import show
-    objects = deployment.kept_modules(target, kernels)
+    objects = deployment().kept_modules(target, kernels)
     if objects is None:
         return
     machine = target.machine

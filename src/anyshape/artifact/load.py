@@ -27,9 +27,9 @@ from anyshape.artifact.format.text_limits import parse_graph, parse_plan
 from anyshape.artifact.judged import Judged
 from anyshape.artifact.native_code import NativeCode, native_code
 from anyshape.artifact.requirements import FORMAT, VERSION, VERSIONS, check
-from anyshape.backend.cpu import deployment
 from anyshape.backend.interface import PythonSteps
 from anyshape.backend.loaded_code import LoadedKernel
+from anyshape.backend.targets import deployment
 from anyshape.base.digests import sha256
 from anyshape.base.errors import ArtifactError, ConfigError, InputError, printable
 from anyshape.ir.types import TensorType
@@ -138,7 +138,7 @@ def _loaded(code: NativeCode, text: str, where: str, threads: int) -> tuple[Any,
     plan = parse_plan(text, where)
     names = dict.fromkeys(name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
                           for one in part.regimes for name in one.kernels)
-    target = deployment.trusted_target(code.machine, code, threads)
+    target = deployment().trusted_target(code.machine, code, threads)
     return target, plan, code.kernels(names)
 
 
@@ -177,7 +177,7 @@ def _compiled(container: Container, head: Head, config: Config,
     from anyshape.compiler.driver import plan_graph
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
     with _compiling:
-        target = deployment.compiling_target(cache_of(config), threads)
+        target = deployment().compiling_target(cache_of(config), threads)
         try:
             planned = plan_graph(graph, target, config, needed=needed)
         except Exception as error:  # the border to a stranger's graph

@@ -16,8 +16,8 @@ from typing import Any
 from anyshape.artifact.format.container import NATIVE, Container, refused
 from anyshape.artifact.format.elf import LoadedObjects
 from anyshape.artifact.format.safetensors import parse_json
-from anyshape.backend.cpu import deployment
 from anyshape.backend.loaded_code import ENTRIES, LoadedKernel, Routines
+from anyshape.backend.targets import deployment
 from anyshape.base.digests import sha256
 from anyshape.base.errors import ArtifactError
 
@@ -31,7 +31,7 @@ def encode(machine: Any, modules: Mapping[str, bytes]) -> dict[str, bytes]:
         member = f"native/{sha256(code).hexdigest()[:16]}.o"
         found[member] = code
         names[module] = member
-    entry = {"machine": asdict(machine), "code": deployment.generator(), "modules": names}
+    entry = {"machine": asdict(machine), "code": deployment().generator(), "modules": names}
     text = json.dumps(entry, indent=1).encode()
     return {f"native/{sha256(text).hexdigest()[:16]}.json": text, **found}
 
@@ -44,7 +44,7 @@ def native_code(container: Container) -> NativeCode:
     """
     reasons = []
     for _, machine, code, modules in _entries(container):
-        reason = deployment.lack(machine, code)
+        reason = deployment().lack(machine, code)
         if not reason:
             return NativeCode(machine, {module: container.data(one) for module, one in modules.items()})
         reasons.append(reason)
@@ -90,7 +90,7 @@ class NativeCode:
 
 def reason_against(container: Container) -> str:
     """Why the machine code of a file is not for this process; "" where it is."""
-    reasons = [deployment.lack(machine, code) for _, machine, code, _ in _entries(container)]
+    reasons = [deployment().lack(machine, code) for _, machine, code, _ in _entries(container)]
     return "" if "" in reasons else "; ".join(dict.fromkeys(reasons)) or "none"
 
 
@@ -103,7 +103,7 @@ def _entries(container: Container) -> Iterator[tuple[str, Any, Any, dict[str, st
         if not isinstance(modules, dict) or not all(
                 isinstance(one, str) and NATIVE.fullmatch(one) and one.endswith(".o") for one in modules.values()):
             raise refused(where, "it does not say which object is what")
-        machine = deployment.machine_of(entry.get("machine"))
+        machine = deployment().machine_of(entry.get("machine"))
         if machine is None:
             raise refused(where, "it does not say for which machine its code is")
         yield where, machine, entry.get("code"), modules

@@ -24,7 +24,7 @@ from anyshape.artifact.format import safetensors
 from anyshape.artifact.format.container import VECTORS, WEIGHTS, write
 from anyshape.artifact.prepack import prepacked
 from anyshape.artifact.requirements import FORMAT, VERSION, WITH_NAMES, WITH_VECTORS, check
-from anyshape.backend.cpu import deployment
+from anyshape.backend.targets import deployment
 from anyshape.base.errors import OutputError
 from anyshape.base.version import __version__
 from anyshape.ir.show import show
@@ -52,7 +52,7 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
     members[WEIGHTS] = safetensors.encode(tensors)
     if native:
         planned = program.planned
-        members |= native_code.encode(*deployment.modules(planned.target, plan, planned.programs))
+        members |= native_code.encode(*deployment().modules(planned.target, plan, planned.programs))
     head = {
         "format": FORMAT, "version": WITH_NAMES if program.signature.gives else VERSION,
         "made_with": {"anyshape": __version__},

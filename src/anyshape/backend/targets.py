@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 TARGETS = {"cpu": "anyshape.backend.cpu.target", "cuda": "anyshape.backend.triton.gpu"}
 DEFAULT = "cpu"
 HOST = "anyshape.backend.cpu.native_routines"
+DEPLOYMENT = "anyshape.backend.cpu.deployment"
 
 
 def target_of(config: Config, device: str = "") -> Target:
@@ -49,6 +50,11 @@ def host_routines() -> HostRoutines:
     from anyshape.base.config import Config
     from anyshape.base.disk_cache import cache_of
     return _module(HOST).first_routines(lambda: cache_of(Config.make()))  # type: ignore[no-any-return]
+
+
+def deployment() -> Any:
+    """What deployed files need of the CPU: the module backend/cpu/deployment.py."""
+    return _module(DEPLOYMENT)
 
 
 def _module(name: str) -> Any:
