@@ -40,7 +40,7 @@ WHILE_TRACING = {
     "torch.fx.experimental.proxy_tensor.proxy_call": "the same for the trace of torch.export",
     "torch.fx.experimental.proxy_tensor.PreDispatchTorchFunctionMode.__torch_function__":
         "the same for methods in torch.export that ask before they are operators",
-    "torch.export.ExportedProgram.run_decompositions": "the same for its operators' decompositions",
+    "torch.export.exported_program.ExportedProgram.run_decompositions": "the same for its decompositions",
     "torch._functorch.aot_autograd.aot_module_simplified": "the same for the backward's trace",
     "torch._C._select_conv_backend": "asks sizes for a layout: its answer changes no result, and is no guard",
     "torch.backends.opt_einsum.get_opt_einsum": "an einsum of three takes sizes as numbers to choose its path",
