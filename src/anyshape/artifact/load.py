@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MOST_THREADS = 1024
 _compiling = threading.Lock()
+deployment()  # every load needs it: it is imported with this module
 
 
 class Head(NamedTuple):

@@ -206,7 +206,7 @@ def _extreme(c: Call, body: Block, values: Sequence[Value], dims: Sequence[int])
 def _picks(c: Call, body: Block, largest: bool) -> bool:
     """Does a body keep the larger or the smaller number with its place, and of equal ones the first place?"""
     for a, b, i, j in _draws(body.types[:2]):
-        i, j = abs(i), abs(j)
+        i, j = max(i, 0), max(j, 0)
         first = (a > b) == largest if a != b else i <= j
         if _probe(c, body, a, i, b, j) != _typed(body, (a, i) if first else (b, j)):
             return False
