@@ -177,7 +177,7 @@ class Behind(nn.Module):
 
 def test_layers_behind_transposed_operands_take_small_sizes(tmp_path: Path) -> None:
     calls = [(torch.randn(n, m, 4), torch.zeros(n, m, 4)) for n, m in ((2, 7), (3, 5), (1, 3), (3, 1), (1, 1), (0, 3))]
-    same(Behind(), calls, tmp_path / "model.any", (True, False))
+    same(Behind(), calls, tmp_path / "model.any")
 
 
 def test_attention_over_a_batch_of_1(tmp_path: Path) -> None:
