@@ -225,6 +225,12 @@ def test_bf16_for_another_dtype_is_refused_by_its_name(tmp_path: Path) -> None:
     assert "takes f32" in error.value.why
 
 
+def test_a_size_by_a_factor_in_floats_is_free(tmp_path: Path) -> None:
+    """Its guards have floats on both sides."""
+    larger = Function(lambda x: nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear"))
+    same(larger, [(torch.randn(2, 3, *size),) for size in ((8, 6), (10, 8), (3, 5))], tmp_path / "model.any")
+
+
 def test_a_size_that_a_number_in_floats_fixes_is_not_free(tmp_path: Path) -> None:
     """torch.export makes a constant of the tensor, with a guard over floats: resampling in torchaudio has it."""
     function = Function(lambda x: x.repeat(1, 2)[..., :torch.ceil(torch.as_tensor(3 * x.shape[-1] / 2)).long()])

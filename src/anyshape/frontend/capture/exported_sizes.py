@@ -64,9 +64,11 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
 
 def fixed_by_floats(exported: torch.export.ExportedProgram) -> dict[Any, sympy.Integer]:
     """Symbols of the user's tensors, and what they were in the trace, that a guard over floats fixes: torch.export
-    makes a constant of a tensor of 3 * s / 2, and a guard that this number is the one of the trace."""
+    makes a constant of a tensor of 3 * s / 2, and a guard that this number is the one of the trace. Of two formulas,
+    such as max(1, trunc(1.5 * s)) == trunc(1.5 * s), each has its own value at other sizes, and nothing is fixed."""
     found = dict.fromkeys(symbols(exported).values())
-    asked = [guard for guard in guards(exported) if isinstance(guard, sympy.Eq)]
+    asked = [guard for guard in guards(exported) if isinstance(guard, sympy.Eq)
+             and (guard.lhs.is_number or guard.rhs.is_number)]
     open_ = {symbol for guard in asked if guard.atoms(sympy.Float) for symbol in guard.free_symbols} & found.keys()
     traced = settings.hints(given(exported)) if open_ else {}
     return {symbol: sympy.Integer(traced[symbol]) for symbol in open_}
