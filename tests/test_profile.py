@@ -1,8 +1,10 @@
 """The step profiler: `anyshape.profile()` of compiled objects and of loaded files, and `anyshape run --profile`."""
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -33,7 +35,8 @@ def test_steps_of_a_compiled_object_and_of_its_backward(tmp_path) -> None:
     product, = (one for one in steps if "forward" in one.program and one.operations)
     assert product.runs == 2 and product.operations == 2 * (5 + 7) * K * N and product.seconds > 0
     assert product.bytes >= 4 * 2 * K * N and "test_profile.py" in product.where
-    assert sum(one.seconds for one in steps) == pytest.approx(sum(run.seconds for run in profile.runs))
+    times = [seconds for run in profile.runs for _, seconds in run.steps]
+    assert sum(one.seconds for one in steps) == pytest.approx(sum(times))
     text = str(profile)
     assert text.startswith("3 runs of 2 programs") and "GFLOP/s" in text and "matmul" in text
     profile.export_chrome_trace(tmp_path / "trace.json")
@@ -58,6 +61,18 @@ def test_runs_of_all_threads_are_recorded_and_none_before_or_after() -> None:
     with anyshape.profile() as nothing:
         pass
     assert str(nothing).startswith("0 runs of 0 programs") and nothing.steps() == ()
+
+
+def test_a_profile_keeps_no_program_alive() -> None:
+    fast = anyshape.compile(lambda x: x.exp().sum(-1))
+    fast(torch.randn(3, 4))
+    program = weakref.ref(fast.programs[0].executable)
+    with anyshape.profile() as profile:
+        fast(torch.randn(3, 4))
+        assert len(profile.runs) == 1
+    del fast
+    gc.collect()
+    assert program() is None and str(profile).startswith("1 run of 1 program")
 
 
 def test_an_error_in_between_ends_the_record() -> None:

@@ -1,5 +1,5 @@
-"""Digests by modules of Python's own. `hashlib` loads OpenSSL, which is faster, and 4 MB and some milliseconds of a
-process that only loads a file; it takes these modules where there is no OpenSSL.
+"""Digests (SHA-256, BLAKE2) by modules of Python's own. `hashlib` loads OpenSSL, which is faster, and 4 MB and some
+milliseconds of a process that only loads a file; it takes these modules where there is no OpenSSL.
 """
 from __future__ import annotations
 

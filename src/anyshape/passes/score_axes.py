@@ -1,5 +1,5 @@
-"""Axes: which dims of a product the dims of what is made of it are, through views that take dims apart, put them
-together, and exchange them.
+"""Dimension tracking: which dims (axes) of a product the dims of what is made of it are, through views that take dims
+apart, put them together, and exchange them.
 
     s = matmul(q, k)                             f32[b, 6*n, m]     ((B), (R), (C))
     r = reshape(s | shape=[b, n, 6, m])          f32[b, n, 6, m]    ((B), (N), (G), (C)): R is N and G

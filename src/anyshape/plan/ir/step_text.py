@@ -1,4 +1,4 @@
-"""A step of a plan in a few words, for tables of steps."""
+"""Labels of plan steps: a step in a few words, for tables and profiles."""
 from __future__ import annotations
 
 from anyshape.plan.ir.program import (

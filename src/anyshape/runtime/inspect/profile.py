@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyshape.base.errors import OutputError
 from anyshape.base.files import write_atomically
@@ -47,6 +47,17 @@ class StepTimes:
     bytes: int
 
 
+class PlanRun(NamedTuple):
+    """A run of a program, without the program: a profile keeps no weights alive. values: of the symbols; began: seconds
+    of `time.perf_counter`; steps: (number, seconds) of those that ran."""
+
+    plan: Plan
+    values: Mapping[str, int]
+    began: float
+    thread: int
+    steps: Sequence[tuple[int, float]]
+
+
 class _StepGroup:
     """What is run as one step of a plan, and what it costs as formulas."""
 
@@ -69,35 +80,47 @@ class _StepGroup:
 class Profile:
     """What `anyshape.profile()` has recorded: `str()` is a table of the slowest steps."""
 
-    def __init__(self, runs: Sequence[ProgramRun]) -> None:
-        self.runs = runs
+    def __init__(self, recorded: Sequence[ProgramRun]) -> None:
         self.seconds = 0.0  # between the begin and the end
+        self._recorded = recorded  # until the end
+        self._kept: list[PlanRun] = []
         self._groups: dict[tuple[int, int], _StepGroup] = {}
+
+    @property
+    def runs(self) -> Sequence[PlanRun]:
+        """All runs so far, in the order in which they ended."""
+        return [*self._kept, *(PlanRun(one.program.plan, one.record.values, one.began, one.thread, one.steps)
+                               for one in [*self._recorded])]
+
+    def end(self, seconds: float) -> None:
+        """Lets go of the programs."""
+        self.seconds, self._kept, self._recorded = seconds, [*self.runs], ()
 
     def steps(self) -> tuple[StepTimes, ...]:
         """The steps that ran, slowest first."""
         found: dict[tuple[int, int], StepTimes] = {}
-        for run in [*self.runs]:
+        for run in self.runs:
             for number, seconds in run.steps:
                 group = self._group(run, number)
-                operations, bytes_ = group.work(run.record.values)
-                key = id(run.program), number
-                before = found.get(key) or StepTimes(run.program.name, number, group.what, group.where, 0, 0.0, 0, 0)
+                operations, bytes_ = group.work(run.values)
+                key = id(run.plan), number
+                before = found.get(key) or StepTimes(run.plan.name, number, group.what, group.where, 0, 0.0, 0, 0)
                 found[key] = StepTimes(before.program, number, before.what, before.where, before.runs + 1,
                                        before.seconds + seconds, before.operations + operations, before.bytes + bytes_)
         return tuple(sorted(found.values(), key=lambda one: -one.seconds))
 
-    def _group(self, run: ProgramRun, number: int) -> _StepGroup:
-        key = id(run.program), number
+    def _group(self, run: PlanRun, number: int) -> _StepGroup:
+        key = id(run.plan), number
         if key not in self._groups:
-            self._groups[key] = _StepGroup(run.program.plan, number)
+            self._groups[key] = _StepGroup(run.plan, number)
         return self._groups[key]
 
     def __str__(self) -> str:
         steps = self.steps()
         whole = sum(one.seconds for one in steps)
-        programs = len({id(run.program) for run in self.runs})
-        lines = [f"{_count(len(self.runs), 'run')} of {_count(programs, 'program')}: {whole * 1e3:.3f} ms in their "
+        runs = self.runs
+        programs = len({id(run.plan) for run in runs})
+        lines = [f"{_count(len(runs), 'run')} of {_count(programs, 'program')}: {whole * 1e3:.3f} ms in their "
                  f"steps, of {self.seconds * 1e3:.3f} ms"]
         if steps:
             shares: dict[str, float] = {}
@@ -127,15 +150,16 @@ class Profile:
         Raises:
             OutputError: the file cannot be written.
         """
-        runs = [*self.runs]
+        runs = self.runs
         first = min((run.began for run in runs), default=0.0)
         events: list[dict[str, Any]] = []
         for run in runs:
             at = (run.began - first) * 1e6
-            events.append(_event(run, run.program.name, "program", at, run.seconds, dict(run.record.values)))
+            whole = sum(seconds for _, seconds in run.steps)
+            events.append(_event(run, run.plan.name, "program", at, whole, dict(run.values)))
             for number, seconds in run.steps:
                 group = self._group(run, number)
-                operations, bytes_ = group.work(run.record.values)
+                operations, bytes_ = group.work(run.values)
                 events.append(_event(run, group.what, "step", at, seconds, {
                     "step": number, "source": group.where, "operations": operations, "bytes": bytes_}))
                 at += seconds * 1e6
@@ -146,7 +170,7 @@ class Profile:
                               do="name another file") from error
 
 
-def _event(run: ProgramRun, name: str, kind: str, at: float, seconds: float, more: Mapping[str, Any]) -> dict[str, Any]:
+def _event(run: PlanRun, name: str, kind: str, at: float, seconds: float, more: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "cat": kind, "ph": "X", "ts": at, "dur": seconds * 1e6, "pid": os.getpid(), "tid": run.thread,
             "args": more}
 
@@ -168,4 +192,4 @@ def profile() -> Iterator[Profile]:
         try:
             yield found
         finally:
-            found.seconds = time.perf_counter() - began
+            found.end(time.perf_counter() - began)
