@@ -265,7 +265,7 @@ def test_a_call_with_fewer_threads_than_torch_does_not_use_its_products(file: Pa
         with load(file, trust_native=trust, threads=1) as run, load(file, trust_native=trust, threads=2) as other, \
                 np.load(data) as found:
             x, y = found["x0"], found["y0"]
-            blas = [one.program.runner.native.blas for one in (run, other)]
+            blas = [one.programs[0].program.runner.native.blas for one in (run, other)]
             assert not (blas[0].sgemm or blas[0].dgemm or blas[0].sgemm_batch or blas[0].dgemm_batch)
             assert blas[1].sgemm and blas[0].parallel == blas[1].parallel
             for one in (run, other):

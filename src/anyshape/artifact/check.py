@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anyshape.artifact.format import safetensors
-from anyshape.artifact.format.container import VECTORS, WEIGHTS, Container, refused
+from anyshape.artifact.format.container import VECTORS, WEIGHTS, Container, member, refused
 from anyshape.artifact.format.elf import check_object
 from anyshape.artifact.format.text_limits import parse_graph, parse_kernels, parse_plan
-from anyshape.artifact.load import check_digests, read_head
+from anyshape.artifact.load import check_digests, read_head, special_text
 from anyshape.artifact.native_code import reason_against
-from anyshape.artifact.requirements import VERSION, WITH_NAMES, WITH_VECTORS
+from anyshape.artifact.requirements import VERSION, WITH_NAMES, WITH_SPECIAL, WITH_VECTORS
 from anyshape.base.errors import printable
 from anyshape.base.units import bytes_text
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.plan.ir.program import Plan
 from anyshape.runtime.specialize.shape_binding import renamed
 
 
@@ -41,26 +43,29 @@ def check(path: str | Path) -> CheckReport:
     try:
         head = read_head(container)
         check_digests(container, head, True)
-        graph, _ = parse_graph(container.text("graph.txt"), head.needed, f"{path}: graph.txt")
-        plan = parse_plan(container.text("plan.txt"), f"{path}: plan.txt")
-        kernels = parse_kernels(container.text("kernels.txt"), f"{path}: kernels.txt")
+        programs = [_program(container, number, one.needed) for number, one in enumerate(head.programs)]
+        graph, first = programs[0][0], head.programs[0]
         weights = safetensors.decode(container.part(WEIGHTS), f"{path}: {WEIGHTS}")
-        if {name for _, name in head.weights} != weights.keys():
+        if {name for program in head.programs for _, name in program.weights} != weights.keys():
             raise refused(str(path), "there are weights without a place, or places without weights")
         for name in container.places:
             if name.endswith(".o"):
                 check_object(name, container.data(name))
         bytes_ = sum(array.nbytes for _, array in weights.values())
-        names = head.signature.names
-        version = WITH_NAMES if head.signature.gives else WITH_VECTORS if VECTORS in container.places else VERSION
+        names = first.signature.names
+        version = WITH_SPECIAL if len(programs) > 1 else WITH_NAMES if first.signature.gives else \
+            WITH_VECTORS if VECTORS in container.places else VERSION
         lines = [f"{path}: version {version}, made with {head.made_with}"]
-        for one in head.signature.inputs:
+        for one in first.signature.inputs:
             kind = graph.inputs[one.position].type if 0 <= one.position < len(graph.inputs) else None
             shown = renamed(str(kind), names) if isinstance(kind, TensorType) else one.kind
             lines.append(f"  takes    {one.name}: {shown if one.kind != 'fixed' else repr(one.value)}")
         for name, low, high in graph.facts.ranges:
             lines.append(f"  sizes    {low} <= {names.get(name, name)}" + ("" if high is None else f" <= {high}"))
-        lines.append(f"  program  {len(graph.nodes)} equations, {len(kernels)} kernels, {len(plan.steps)} steps")
+        for (one, plan, kernels), said in zip(programs, head.programs, strict=True):
+            sizes = f", where {special_text(first.signature, said.sizes)}" if said.sizes else ""
+            lines.append(f"  program  {len(one.nodes)} equations, {len(kernels)} kernels, "
+                         f"{len(plan.steps)} steps{sizes}")
         lines.append(f"  weights  {len(weights)} tensors, {bytes_text(bytes_)}")
         if VECTORS in container.places:
             vectors = safetensors.decode(container.part(VECTORS), f"{path}: {VECTORS}")
@@ -71,3 +76,11 @@ def check(path: str | Path) -> CheckReport:
         return CheckReport(Path(path), graph, lines)
     finally:
         container.close()
+
+
+def _program(container: Container, number: int, needed: Sequence[str]) -> tuple[Graph, Plan, Sequence[LoopProgram]]:
+    """The texts of a program of the file."""
+    graph, plan, kernels = (member(text, number) for text in ("graph.txt", "plan.txt", "kernels.txt"))
+    found, _ = parse_graph(container.text(graph), needed, f"{container.path}: {graph}")
+    return (found, parse_plan(container.text(plan), f"{container.path}: {plan}"),
+            parse_kernels(container.text(kernels), f"{container.path}: {kernels}"))

@@ -18,13 +18,15 @@ Weight = tuple[str, str, "np.ndarray[Any, Any]"]  # a name, our name of the dtyp
 @dataclass(frozen=True, slots=True)
 class Deployable:
     """What is saved. graph: as it was traced, before the first pass. planned: what the compiler made of it, and by
-    which configuration. weights: by position among the plan's inputs."""
+    which configuration. weights: by position among the plan's inputs. special: programs for calls with some sizes,
+    which take and give the same, each with those sizes: (input, dim, size)."""
 
     graph: Graph
     planned: PlannedGraph
     config: Config
     weights: Mapping[int, Weight]
     signature: Signature
+    special: tuple[tuple[tuple[tuple[int, int, int], ...], Deployable], ...] = ()
 
 
 def storage_of(weight: Weight) -> tuple[Any, ...]:

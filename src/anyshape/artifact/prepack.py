@@ -22,6 +22,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from anyshape.artifact.deployable import Deployable, Weight, storage_of
 from anyshape.ir.graph import Graph, Value
@@ -35,8 +38,9 @@ from anyshape.plan.ir.program import LibraryStep, Plan, parts_of, touched
 MOST_FILLED = 1.5  # elements of panels, which are filled up with zeros, to those of the matrix
 
 
-def prepacked(program: Deployable) -> Deployable:
-    """The program with the weights in panels that its products read there; compiled again, if there are any."""
+def prepacked(program: Deployable, known: dict[tuple[object, ...], np.ndarray[Any, Any]]) -> Deployable:
+    """The program with the weights in panels that its products read there; compiled again, if there are any. known:
+    panels of weights that another program of the file has made, and those that this one makes."""
     from anyshape.compiler.driver import plan_graph
     turned = matrices(program.graph, program.weights)
     while turned:
@@ -48,9 +52,11 @@ def prepacked(program: Deployable) -> Deployable:
             for places in _tied(program.weights):
                 if places[0] in turned:
                     name, dtype, array = weights[places[0]]
-                    matrix = array.reshape(array.shape[:2])
-                    panels = into_panels(matrix.T if turned[places[0]] else matrix)
-                    weights |= dict.fromkeys(places, (name, dtype, panels))
+                    key = *storage_of(weights[places[0]]), turned[places[0]]
+                    if key not in known:
+                        matrix = array.reshape(array.shape[:2])
+                        known[key] = into_panels(matrix.T if turned[places[0]] else matrix)
+                    weights |= dict.fromkeys(places, (name, dtype, known[key]))
             return dataclasses.replace(program, graph=graph, planned=planned, weights=weights)
         for places in _tied(program.weights):
             if left.intersection(places):

@@ -6,6 +6,9 @@
     weights.safetensors    parameters, buffers and constants
     native/                objects for the machine that saved it
     tests.safetensors      calls and their results, where somebody wanted them
+
+Programs for special sizes, which format.json names, have texts of their own (graph.1.txt and so on) and share weights
+and machine code with the first.
 """
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ import numpy as np
 from anyshape.artifact import native_code
 from anyshape.artifact.deployable import Deployable, storage_of
 from anyshape.artifact.format import safetensors
-from anyshape.artifact.format.container import VECTORS, WEIGHTS, write
+from anyshape.artifact.format.container import VECTORS, WEIGHTS, member, write
 from anyshape.artifact.prepack import prepacked
-from anyshape.artifact.requirements import FORMAT, VERSION, WITH_NAMES, WITH_VECTORS, check
+from anyshape.artifact.requirements import FORMAT, VERSION, WITH_NAMES, WITH_SPECIAL, WITH_VECTORS, check
 from anyshape.backend.targets import deployment
 from anyshape.base.errors import OutputError
 from anyshape.base.version import __version__
@@ -42,30 +45,39 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
         OutputError: the file cannot be written.
     """
     path = Path(path)
-    check(program.planned.plan, program.planned.name, program.weights)
-    program = prepacked(program)
-    plan = program.planned.plan
-    members = {"graph.txt": show(program.graph).encode(),
-               "kernels.txt": "\n\n".join(map(show_kernel, program.planned.programs.values())).encode(),
-               "plan.txt": show_plan(plan).encode()}
-    tensors, positions = _weights(program)
+    given = [program, *(one for _, one in program.special)]
+    for one in given:
+        check(one.planned.plan, one.planned.name, one.weights)
+    panels: dict[tuple[object, ...], np.ndarray[Any, Any]] = {}
+    programs = [prepacked(one, panels) for one in given]
+    members: dict[str, bytes] = {}
+    for number, one in enumerate(programs):
+        texts = {"graph.txt": show(one.graph), "plan.txt": show_plan(one.planned.plan),
+                 "kernels.txt": "\n\n".join(map(show_kernel, one.planned.programs.values()))}
+        members |= {member(name, number): text.encode() for name, text in texts.items()}
+    tensors, positions = _weights(programs)
     members[WEIGHTS] = safetensors.encode(tensors)
     if native:
-        planned = program.planned
-        members |= native_code.encode(*deployment().modules(planned.target, plan, planned.programs))
+        modules: dict[str, bytes] = {}
+        for one in programs:
+            machine, more = deployment().modules(one.planned.target, one.planned.plan, one.planned.programs)
+            modules |= more
+        members |= native_code.encode(machine, modules)
+    first, *others = [{"signature": one.signature.encode(), "weights": places,
+                       "needed": [str(size) for size in one.planned.plan.nonnegative]}
+                      for one, places in zip(programs, positions, strict=True)]
     head = {
-        "format": FORMAT, "version": WITH_NAMES if program.signature.gives else VERSION,
-        "made_with": {"anyshape": __version__},
-        "signature": program.signature.encode(), "weights": positions,
-        "needed": [str(size) for size in plan.nonnegative],
-    }
+        "format": FORMAT, "version": WITH_SPECIAL if others else WITH_NAMES if program.signature.gives else VERSION,
+        "made_with": {"anyshape": __version__}, **first}
+    if others:
+        head["special"] = [{"sizes": sizes, **one} for (sizes, _), one in zip(program.special, others, strict=True)]
     if tests:
         from anyshape.artifact.test_vectors import recorded  # by way of the loader, which others do without
         with _folder_beside(path) as folder:
             untested = Path(folder) / path.name
             _write(untested, head, members)
             members[VECTORS] = recorded(untested, native, tests)
-        head["version"] = WITH_NAMES if program.signature.gives else WITH_VECTORS
+        head["version"] = max(head["version"], WITH_VECTORS)
     _write(path, head, members)
     return path
 
@@ -91,17 +103,20 @@ def _unwritable(path: Path, error: OSError) -> OutputError:
     return OutputError(f"{path} cannot be written", why=error.strerror or str(error), do="name another path")
 
 
-def _weights(program: Deployable) -> tuple[dict[str, tuple[str, np.ndarray[Any, Any]]], list[list[Any]]]:
-    """The tensors by name, tied ones once, and the name of each position."""
+def _weights(programs: Sequence[Deployable]) -> tuple[dict[str, tuple[str, np.ndarray[Any, Any]]],
+                                                      list[list[list[Any]]]]:
+    """The tensors by name, tied ones once, and for each program the name of each position."""
     tensors: dict[str, tuple[str, np.ndarray[Any, Any]]] = {}
     known: dict[tuple[Any, ...], str] = {}
-    positions: list[list[Any]] = []
-    for position, (name, dtype, array) in sorted(program.weights.items()):
-        key = storage_of((name, dtype, array))
-        if key not in known or array.size == 0:
-            while name in tensors:
-                name += "_"
-            known[key] = name
-            tensors[name] = (dtype, array)
-        positions.append([position, known[key]])
+    positions: list[list[list[Any]]] = []
+    for program in programs:
+        positions.append([])
+        for position, (name, dtype, array) in sorted(program.weights.items()):
+            key = storage_of((name, dtype, array))
+            if key not in known or array.size == 0:
+                while name in tensors:
+                    name += "_"
+                known[key] = name
+                tensors[name] = (dtype, array)
+            positions[-1].append([position, known[key]])
     return tensors, positions

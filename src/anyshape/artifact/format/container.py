@@ -18,7 +18,7 @@ from anyshape.base.errors import ArtifactError
 from anyshape.base.files import replacing
 
 ALIGNMENT = 64
-TEXTS = ("format.json", "graph.txt", "kernels.txt", "plan.txt")
+TEXT = re.compile(r"format\.json|(graph|kernels|plan)(\.\d{1,2})?\.txt")
 WEIGHTS, VECTORS = "weights.safetensors", "tests.safetensors"
 NATIVE = re.compile(r"native/[0-9a-f]{16}\.(o|json)")
 MOST_MEMBERS = 4096
@@ -28,6 +28,12 @@ _END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"),
 _ENTRY, _LOCAL = struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
 _PADDING = 0xD935  # extra field of a member that is aligned (Android's zipalign has the same)
 _ALL = 0xFFFFFFFF
+
+
+def member(text: str, number: int) -> str:
+    """The name of a text, such as "graph.txt", of a program of the file: "graph.1.txt" of that with the number 1."""
+    kind, _, suffix = text.partition(".")
+    return f"{kind}.{number}.{suffix}" if number else text
 
 
 def refused(where: str, why: str, do: str = "use the file as anyshape.save wrote it") -> ArtifactError:
@@ -111,7 +117,7 @@ class Container:
             at, name, place, whole = self._entry(at, end)
             if name in found:
                 self._refuse(name, "it is there twice")
-            if name in TEXTS and place[1] > MOST_TEXT:
+            if TEXT.fullmatch(name) and place[1] > MOST_TEXT:
                 self._refuse(name, f"a text of {place[1]} bytes is more than {MOST_TEXT}")
             found[name] = place
             taken.append(whole)
@@ -155,7 +161,7 @@ class Container:
         if mark != b"PK\x01\x02" or stop > end or disk:
             self._refuse("", "an entry of the directory is broken")
         name = bytes(self.view[rest:rest + name_bytes]).decode("ascii", "replace")
-        if name not in (*TEXTS, WEIGHTS, VECTORS) and not NATIVE.fullmatch(name):
+        if name not in (WEIGHTS, VECTORS) and not TEXT.fullmatch(name) and not NATIVE.fullmatch(name):
             self._refuse(name[:80], "such a name does not belong into the file")
         if method or flags & ~0x0808:
             self._refuse(name, "it is compressed or encrypted")

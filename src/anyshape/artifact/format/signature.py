@@ -7,7 +7,7 @@ An input is an array, a whole number, or a value that was fixed when the program
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from anyshape.artifact.format.container import refused
@@ -46,6 +46,12 @@ class Signature:
     def is_flat(self) -> bool:
         """Whether the inputs are the arguments by place, in this order, and there are no others."""
         return self.args[1] == list(range(len(self.inputs))) and not self.kwargs[1]
+
+    def is_like(self, other: Signature) -> bool:
+        """Whether arguments and results are those of another signature; only their places in the program differ."""
+        return (self.args, self.kwargs, self.results, self.gives) == (
+            other.args, other.kwargs, other.results, other.gives) and [
+            replace(one, position=0) for one in self.inputs] == [replace(one, position=0) for one in other.inputs]
 
     def flat(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         """The arguments of a call, one per input.
