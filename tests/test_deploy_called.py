@@ -1,6 +1,8 @@
 """`anyshape.save` of what was compiled as it is: exported as it was called, with free sizes."""
 from __future__ import annotations
 
+import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,33 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"inside of torch\.autocast"):
         anyshape.save(fast, tmp_path / "f.any")
     assert not list(tmp_path.iterdir())
+
+
+def guarded(kind: str, x: torch.Tensor) -> torch.Tensor:
+    n, k = x.shape
+    if {"remainder": n % 3 == 1, "quotient": n // 3 == 3, "other": n != 12, "of both": n // k == 2,
+            "float": n * 0.3 < 5, "half": n / 2 >= 4.5, "root": n**0.5 > 3, "rounded": math.ceil(n * 0.3) % 2 == 0,
+            "ratio": n / k > 1.5, "floats of both": n * 0.3 < k * 0.9}[kind]:
+        return x * 2
+    return x + 1
+
+
+@pytest.mark.parametrize("kind, taken", [
+    ("remainder", {4, 7, 10, 13, 100}), ("quotient", {9, 10, 11}), ("other", {4, 7, 9, 10, 11, 13, 17, 100}),
+    ("of both", {9, 10, 11}), ("float", {4, 7, 9, 10, 11, 12, 13}), ("half", {9, 10, 11, 12, 13, 17, 100}),
+    ("root", {10, 11, 12, 13, 17, 100}), ("rounded", {7, 9, 10}), ("ratio", {7, 9, 10, 11, 12, 13, 17, 100}),
+    ("floats of both", {10})])
+def test_a_file_asks_the_guards_of_its_trace(kind: str, taken: set[int], tmp_path: Path) -> None:
+    fast = anyshape.compile(functools.partial(guarded, kind))
+    fast(torch.ones(10, 4))
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    found = set()
+    with anyshape.load(tmp_path / "f.any") as run:
+        for n in (4, 7, 9, 10, 11, 12, 13, 17, 100):
+            x = torch.full((n, 4), 3.0)
+            try:
+                torch.testing.assert_close(run(x), guarded(kind, x))
+            except InputError:
+                continue
+            found.add(n)
+    assert found == taken

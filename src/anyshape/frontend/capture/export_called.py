@@ -161,7 +161,7 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
 
 def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
     """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
-    if exported_sizes.fixed_by_floats(exported):
+    if any(low == high for low, high in exported_sizes.limited(exported).values()):
         return False
     shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
     return all(isinstance(size, torch.SymInt) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),

@@ -13,6 +13,7 @@ import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
+from anyshape.frontend.symbols.exported_guards import limits
 from anyshape.frontend.symbols.guard_facts import is_of_several
 from anyshape.torch_compat.tracing import settings
 
@@ -62,28 +63,26 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
     return least
 
 
-def fixed_by_floats(exported: torch.export.ExportedProgram) -> dict[Any, sympy.Integer]:
-    """Symbols of the user's tensors, and what they were in the trace, that a guard over floats fixes: torch.export
-    makes a constant of a tensor of 3 * s / 2, and a guard that this number is the one of the trace. Of two formulas,
-    such as max(1, trunc(1.5 * s)) == trunc(1.5 * s), each has its own value at other sizes, and nothing is fixed."""
-    found = dict.fromkeys(symbols(exported).values())
-    asked = [guard for guard in guards(exported) if isinstance(guard, sympy.Eq)
-             and (guard.lhs.is_number or guard.rhs.is_number)]
-    open_ = {symbol for guard in asked if guard.atoms(sympy.Float) for symbol in guard.free_symbols} & found.keys()
-    traced = settings.hints(given(exported)) if open_ else {}
-    return {symbol: sympy.Integer(traced[symbol]) for symbol in open_}
+def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int | None]]:
+    """Symbols of the user's tensors, and the range in which guards hold that no size says: torch.export makes a
+    constant of a tensor of 0.1 * s, and a guard that this number is the one of the trace."""
+    asked = guards(exported)
+    return limits(asked, _env(exported), settings.hints(given(exported))) if asked else {}
 
 
 @contextlib.contextmanager
 def ranges_known(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, tuple[int, Any]]]:
     """While the program is compiled, what is known of its sizes begins where their ranges do, which torch.export has
-    begin at LEAST, for all of which that is as good; and sizes are fixed that its guards fix. Gives the range of each
+    begin at LEAST, for all of which that is as good; and they are no wider than its guards. Gives the range of each
     symbol of the user's tensors."""
     ranges = exported.range_constraints
-    fixed = fixed_by_floats(exported)
-    known = {symbol: (fixed.get(symbol, low), fixed.get(symbol, ranges[symbol].upper))
-             for symbol, low in least_sizes(exported).items()}
-    news = {symbol: one for symbol, one in known.items() if one[0] < LEAST or symbol in fixed}
+    own = limited(exported)
+    known: dict[Any, tuple[int, Any]] = {}
+    for symbol, least in least_sizes(exported).items():
+        low, high = own.get(symbol, (0, None))
+        most = ranges[symbol].upper
+        known[symbol] = max(least, low), most if high is None else min(most, sympy.Integer(high))
+    news = {symbol: one for symbol, one in known.items() if one[0] < LEAST or symbol in own}
     with settings.ranges_from(_env(exported), news) if news else contextlib.nullcontext():
         yield known
 
