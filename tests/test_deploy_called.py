@@ -163,3 +163,11 @@ def test_a_file_asks_the_guards_of_its_trace(kind: str, taken: set[int], tmp_pat
                 continue
             found.add(n)
     assert found == taken
+
+
+def test_a_function_of_c_is_saved(tmp_path: Path) -> None:
+    fast, x = anyshape.compile(torch.sigmoid), torch.randn(3, 5)
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    with anyshape.load(tmp_path / "f.any") as run:
+        torch.testing.assert_close(run(x[:2, :3]), torch.sigmoid(x[:2, :3]))

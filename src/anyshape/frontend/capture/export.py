@@ -27,6 +27,7 @@ from anyshape.frontend.messages.recompile_reasons import name_sizes
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.frontend.symbols.exported_guards import value_at
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
@@ -43,7 +44,7 @@ def compile_exported(exported: torch.export.ExportedProgram, config: Config) -> 
     """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
 
     Raises:
-        Unsupported: the program holds script objects.
+        Unsupported: the program holds script objects, or torch does not decompose it.
     """
     with context_underway(config):
         return _compile(exported, Compilation(config, compile_program))
@@ -57,7 +58,12 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
+        try:
+            decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
+        except Exception as error:  # the border to torch's tracer, some of whose decompositions fail
+            raise Unsupported("the exported program cannot be compiled: torch does not decompose it",
+                              why=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                              do="write the operator that it names by others") from error
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in (*STATE, InputKind.USER_INPUT, InputKind.TOKEN):
@@ -201,7 +207,7 @@ class ExportedCallable:
 
         given = tuple(sizes.values())
         if self.guards and given not in self.admitted:
-            refused = next((guard for guard in self.guards if guard.xreplace(sizes) == False), None)  # noqa: E712
+            refused = next((guard for guard in self.guards if value_at(guard, sizes) in (False, None)), None)
             if refused is not None:
                 raise InputError("the program does not take these sizes", do="pass such sizes, or export with these",
                                  why=f"it was exported for {self._words(refused)}")

@@ -92,7 +92,15 @@ class _Function(torch.nn.Module):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
             self.owner = owner
-        self.forward = function
+        self.forward = function if _has_signature(function) else lambda *args, **keywords: function(*args, **keywords)
+
+
+def _has_signature(function: Callable[..., Any]) -> bool:
+    """Functions of C have none, as most of torch's."""
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (ValueError, TypeError):
+        return False
 
 
 def _with_names(module: torch.nn.Module, call: TracedCall) -> torch.nn.Module:

@@ -13,7 +13,7 @@ import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
-from anyshape.frontend.symbols.exported_guards import limits
+from anyshape.frontend.symbols.exported_guards import limits, value_at
 from anyshape.frontend.symbols.guard_facts import is_of_several
 from anyshape.torch_compat.tracing import settings
 
@@ -101,13 +101,13 @@ def guards(exported: torch.export.ExportedProgram) -> list[Any]:
 
 
 def _holds(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
-    return all(guard.xreplace(values) == True for guard in asked)  # noqa: E712 of sympy
+    return all(value_at(guard, values) == True for guard in asked)  # noqa: E712 of sympy
 
 
 def _is_refused(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
     """Whether a call is refused by a guard of several sizes, such as that two tensors have as many elements, which the
     compiled program asks. Where guards of one size hold, its range says."""
-    return any(is_of_several(guard) and guard.xreplace(values) == False for guard in asked)  # noqa: E712 of sympy
+    return any(is_of_several(guard) and value_at(guard, values) == False for guard in asked)  # noqa: E712 of sympy
 
 
 def given(exported: torch.export.ExportedProgram) -> list[Any]:

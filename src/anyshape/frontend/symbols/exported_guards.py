@@ -46,6 +46,14 @@ def limits(guards: Sequence[Any], env: Any, hints: Mapping[Any, int]) -> dict[An
     return found
 
 
+def value_at(guard: Any, values: Mapping[Any, Any]) -> Any:
+    """What a guard is at these values of its symbols; None where it is computed of no such numbers, as Mod(a, 0)."""
+    try:
+        return guard.xreplace(values)
+    except (ArithmeticError, ValueError):
+        return None
+
+
 def _relations(guards: Iterable[Any], hints: Mapping[Any, int]) -> Iterator[Any]:
     """The relations that guards are made of; of several of which one is enough, the first that held in the trace."""
     for guard in guards:
@@ -94,10 +102,7 @@ def _last(guard: Any, symbol: Any, traced: int, sign: int) -> int | None:
 
 
 def _holds(guard: Any, symbol: Any, number: int) -> bool:
-    try:
-        return bool(guard.xreplace({symbol: sympy.Integer(number)}) == True)  # noqa: E712 of sympy
-    except (ArithmeticError, ValueError):  # it is computed of no such number
-        return False
+    return bool(value_at(guard, {symbol: sympy.Integer(number)}) == True)  # noqa: E712 of sympy
 
 
 def _changes_once(guard: Any) -> bool:
