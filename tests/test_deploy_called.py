@@ -171,3 +171,27 @@ def test_a_function_of_c_is_saved(tmp_path: Path) -> None:
     anyshape.save(fast, tmp_path / "f.any", native=False)
     with anyshape.load(tmp_path / "f.any") as run:
         torch.testing.assert_close(run(x[:2, :3]), torch.sigmoid(x[:2, :3]))
+
+
+class Last(nn.Module):
+    """Its result lies with channels last, and with those first where there is one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, side, _, channels = x.shape
+        return self.conv(x.reshape(n, side * side, channels).permute(0, 2, 1).reshape(n, channels, side, side))
+
+
+def test_a_file_takes_sizes_at_which_a_result_lies_otherwise(tmp_path: Path) -> None:
+    model = Last().eval()
+    fast = anyshape.compile(model)
+    with torch.no_grad():
+        fast(torch.randn(2, 5, 5, 6))
+        anyshape.save(fast, tmp_path / "f.any", native=False)
+        with anyshape.load(tmp_path / "f.any") as run:
+            for n in (1, 3):
+                x = torch.randn(n, 4, 4, 6)
+                torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)

@@ -56,7 +56,7 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     exported = export_called(target, compilation.calls, sizes, config.dynamic)
     try:
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
-            compiled = compile_exported(exported, config)
+            compiled = compile_exported(exported, config, layouts=False)
         return save(deployable(compiled), path, native, tests)
     except Unsupported as error:
         if not getattr(target, "training", False):
@@ -111,8 +111,10 @@ def deployable(compiled: ExportedCallable) -> Deployable:
 def _asking(planned: PlannedGraph, compiled: ExportedCallable) -> PlannedGraph:
     """The same with the guards of the trace among the facts that a file checks at each new set of sizes: nobody else
     asks them there, as Dynamo does of what is called, and an ExportedCallable itself."""
-    sizes = [(size, own) for number, one in enumerate(compiled.inputs) if isinstance(one.value, torch.Tensor)
-             for size, own in zip(one.value.shape, planned.plan.inputs[len(compiled.state) + number].shape, strict=True)
+    kinds = planned.plan.inputs[len(compiled.state):]
+    sizes = [(size, own) for one, kind in zip(compiled.inputs, kinds, strict=False)
+             if isinstance(one.value, torch.Tensor) and isinstance(kind, TensorType)
+             for size, own in zip(one.value.shape, kind.shape, strict=True)
              if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
     if not sizes or not compiled.guards:
         return planned

@@ -40,21 +40,22 @@ ADMITTED = 4096  # sets of sizes of which an exported program remembers that it 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def compile_exported(exported: torch.export.ExportedProgram, config: Config) -> ExportedCallable:
-    """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
+def compile_exported(exported: torch.export.ExportedProgram, config: Config, layouts: bool = True) -> ExportedCallable:
+    """Compiles `exported` for inference; its parameters and buffers are shared, not copied. layouts: whether results
+    are contiguous where PyTorch's are, at sizes of 0 and 1 too; those of files need not be.
 
     Raises:
         Unsupported: the program holds script objects, or torch does not decompose it.
     """
     with context_underway(config):
-        return _compile(exported, Compilation(config, compile_program))
+        return _compile(exported, Compilation(config, compile_program), layouts)
 
 
 def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
     return compile_exported(torch.export.load(io.BytesIO(saved)), config)
 
 
-def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
+def _compile(exported: torch.export.ExportedProgram, compilation: Compilation, layouts: bool) -> ExportedCallable:
     with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
@@ -76,7 +77,7 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     compilation.tracing = ("the exported program", "", "export")
     values = [node for node in gm.graph.nodes if node.op == "placeholder"][len(state):]
     number = compilation.next_graph(name_sizes([(node.name, node.meta.get("val")) for node in values]))
-    with ranges_known(decomposed) as known:
+    with ranges_known(decomposed, layouts) as known:
         program = compile_or_interpret(ProgramRequest(
             gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
             static_inputs=tuple(range(len(state)))))

@@ -76,7 +76,7 @@ def _with_small(exported: torch.export.ExportedProgram, module: torch.nn.Module,
             for _ in range(2):
                 with all_sizes_traced():
                     found = _exported(module, call, signature, True, least, floor)
-                    judged = exported_sizes.least_sizes(found)
+                    judged = exported_sizes.least_sizes(found, False)
                 ranges = found.range_constraints
                 if all(int(ranges[symbol].lower) == low for symbol, low in judged.items()):
                     return found

@@ -28,9 +28,10 @@ def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
 
 
-def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
+def least_sizes(exported: torch.export.ExportedProgram, layouts: bool = True) -> dict[Any, int]:
     """The least value of each symbol of the user's tensors: where its range begins, but above sizes of 0 and 1 at which
-    a guard or a shape of the graph would be another one, alone or together with small sizes of others."""
+    a guard or a shape of the graph would be another one, alone or together with small sizes of others; layouts: or the
+    layout of a result, which is contiguous in PyTorch."""
     ranges = exported.range_constraints
     least = {symbol: int(ranges[symbol].lower) for symbol in symbols(exported).values()}
     if min(least.values(), default=LEAST) >= LEAST:
@@ -52,7 +53,7 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
                         if not _is_refused(asked, values)]
             empty = sum(0 in small for small in served.values())
             if len(patterns) > MOST_JUDGED or (size == 0 and empty >= MOST_EMPTY) or not all(
-                    _holds(asked, values) and not predicted.differs_at(values) for values in patterns):
+                    _holds(asked, values) and not predicted.differs_at(values, layouts) for values in patterns):
                 break
             own.append(size)
         least[symbol] = min(own, default=LEAST)
@@ -71,14 +72,15 @@ def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int 
 
 
 @contextlib.contextmanager
-def ranges_known(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, tuple[int, Any]]]:
+def ranges_known(exported: torch.export.ExportedProgram, layouts: bool = True
+                 ) -> Iterator[Mapping[Any, tuple[int, Any]]]:
     """While the program is compiled, what is known of its sizes begins where their ranges do, which torch.export has
     begin at LEAST, for all of which that is as good; and they are no wider than its guards. Gives the range of each
-    symbol of the user's tensors."""
+    symbol of the user's tensors. layouts: see `least_sizes`."""
     ranges = exported.range_constraints
     own = limited(exported)
     known: dict[Any, tuple[int, Any]] = {}
-    for symbol, least in least_sizes(exported).items():
+    for symbol, least in least_sizes(exported, layouts).items():
         low, high = own.get(symbol, (0, None))
         most = ranges[symbol].upper
         known[symbol] = max(least, low), most if high is None else min(most, sympy.Integer(high))

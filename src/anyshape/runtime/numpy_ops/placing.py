@@ -35,7 +35,7 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
     """aten.index_put."""
     found = x.copy()
-    places = tuple(slice(None) if one is None else one for one in indices)
+    places: Any = tuple(slice(None) if one is None else one for one in indices)
     if accumulate:
         np.add.at(found, places, values.astype(found.dtype))
     else:
