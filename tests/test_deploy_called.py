@@ -1,6 +1,8 @@
 """`anyshape.save` of what was compiled as it is: exported as it was called, with free sizes."""
 from __future__ import annotations
 
+import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,65 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"inside of torch\.autocast"):
         anyshape.save(fast, tmp_path / "f.any")
     assert not list(tmp_path.iterdir())
+
+
+def guarded(kind: str, x: torch.Tensor) -> torch.Tensor:
+    n, k = x.shape
+    if {"remainder": n % 3 == 1, "quotient": n // 3 == 3, "other": n != 12, "of both": n // k == 2,
+            "float": n * 0.3 < 5, "half": n / 2 >= 4.5, "root": n**0.5 > 3, "rounded": math.ceil(n * 0.3) % 2 == 0,
+            "ratio": n / k > 1.5, "floats of both": n * 0.3 < k * 0.9}[kind]:
+        return x * 2
+    return x + 1
+
+
+@pytest.mark.parametrize("kind, taken", [
+    ("remainder", {4, 7, 10, 13, 100}), ("quotient", {9, 10, 11}), ("other", {4, 7, 9, 10, 11, 13, 17, 100}),
+    ("of both", {9, 10, 11}), ("float", {4, 7, 9, 10, 11, 12, 13}), ("half", {9, 10, 11, 12, 13, 17, 100}),
+    ("root", {10, 11, 12, 13, 17, 100}), ("rounded", {7, 9, 10}), ("ratio", {7, 9, 10, 11, 12, 13, 17, 100}),
+    ("floats of both", {10})])
+def test_a_file_asks_the_guards_of_its_trace(kind: str, taken: set[int], tmp_path: Path) -> None:
+    fast = anyshape.compile(functools.partial(guarded, kind))
+    fast(torch.ones(10, 4))
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    found = set()
+    with anyshape.load(tmp_path / "f.any") as run:
+        for n in (4, 7, 9, 10, 11, 12, 13, 17, 100):
+            x = torch.full((n, 4), 3.0)
+            try:
+                torch.testing.assert_close(run(x), guarded(kind, x))
+            except InputError:
+                continue
+            found.add(n)
+    assert found == taken
+
+
+def test_a_function_of_c_is_saved(tmp_path: Path) -> None:
+    fast, x = anyshape.compile(torch.sigmoid), torch.randn(3, 5)
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    with anyshape.load(tmp_path / "f.any") as run:
+        torch.testing.assert_close(run(x[:2, :3]), torch.sigmoid(x[:2, :3]))
+
+
+class Last(nn.Module):
+    """Its result lies with channels last, and with those first where there is one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, side, _, channels = x.shape
+        return self.conv(x.reshape(n, side * side, channels).permute(0, 2, 1).reshape(n, channels, side, side))
+
+
+def test_a_file_takes_sizes_at_which_a_result_lies_otherwise(tmp_path: Path) -> None:
+    model = Last().eval()
+    fast = anyshape.compile(model)
+    with torch.no_grad():
+        fast(torch.randn(2, 5, 5, 6))
+        anyshape.save(fast, tmp_path / "f.any", native=False)
+        with anyshape.load(tmp_path / "f.any") as run:
+            for n in (1, 3):
+                x = torch.randn(n, 4, 4, 6)
+                torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)

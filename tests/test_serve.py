@@ -405,6 +405,7 @@ def test_clients_that_do_not_go_on_are_dropped() -> None:
                               (large + b"{" * 5000, b"HTTP/1.1 413"),
                               (head + b"Connection: close\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
                               (head + b"x: " + b"y" * 100_000, b"HTTP/1.1 431"),
+                              (head + b"x: " + b"y" * 100_000 + b"\r\n\r\n", b"HTTP/1.1 431"),
                               (head + b"x: y\r\n" * 20_000, b"HTTP/1.1 431")):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
                 with contextlib.suppress(ConnectionError):  # it may close while this sends, and the answer is lost

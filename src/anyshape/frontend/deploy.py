@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ from anyshape.artifact.deployable import Deployable
 from anyshape.artifact.format.signature import InputSpec, Signature
 from anyshape.artifact.save import save
 from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.compiler.compiled import PlannedGraph
 from anyshape.frontend.callables.compiled_callable import CompiledCallable
 from anyshape.frontend.capture.export import ExportedCallable, compile_exported
 from anyshape.frontend.capture.export_called import EXPORT, all_sizes_traced, export_called
 from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
+from anyshape.frontend.symbols import exported_guards
 from anyshape.ir.types import TensorType
+from anyshape.sym import expr
+from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_nonnegative
+from anyshape.torch_compat.tracing import settings
 
 
 def save_compiled(compiled: Any, path: str | Path, native: bool, tests: Sequence[Sequence[Any]] = ()) -> Path:
@@ -49,7 +56,7 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     exported = export_called(target, compilation.calls, sizes, config.dynamic)
     try:
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
-            compiled = compile_exported(exported, config)
+            compiled = compile_exported(exported, config, layouts=False)
         return save(deployable(compiled), path, native, tests)
     except Unsupported as error:
         if not getattr(target, "training", False):
@@ -70,7 +77,7 @@ def deployable(compiled: ExportedCallable) -> Deployable:
         raise Unsupported("the program cannot be deployed: a part of it runs as PyTorch",
                           why=reasons[0] if reasons else "it is in several parts, or checked while it runs",
                           do="see explain(); rewrite that part, or compile without check=2")
-    planned = own.compiled
+    planned = _asking(own.compiled, compiled)
     plan = planned.plan
     tensors = [*compiled.state, *([None] * len(compiled.inputs)), *own.constants]
     names = [*_state_names(compiled), *(one.name for one in compiled.inputs),
@@ -99,6 +106,33 @@ def deployable(compiled: ExportedCallable) -> Deployable:
     graph = planned.history.captured
     assert graph is not None
     return Deployable(graph, planned, compiled.compilation.config, weights, signature)
+
+
+def _asking(planned: PlannedGraph, compiled: ExportedCallable) -> PlannedGraph:
+    """The same with the guards of the trace among the facts that a file checks at each new set of sizes: nobody else
+    asks them there, as Dynamo does of what is called, and an ExportedCallable itself."""
+    kinds = planned.plan.inputs[len(compiled.state):]
+    sizes = [(size, own) for one, kind in zip(compiled.inputs, kinds, strict=False)
+             if isinstance(one.value, torch.Tensor) and isinstance(kind, TensorType)
+             for size, own in zip(one.value.shape, kind.shape, strict=True)
+             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol]
+    if not sizes or not compiled.guards:
+        return planned
+    equal = {str(size.node.expr): own for size, own in sizes if own != expr.symbol(str(size.node.expr))}
+    traced = settings.hints([one.value for one in compiled.inputs])
+    found = exported_guards.conditions(compiled.guards, sizes[0][0].node.shape_env, traced, equal)
+    facts = planned.plan.facts
+    more = tuple(size for size in found if size not in facts.known and not prove_nonnegative(facts, size))
+    if not more:
+        return planned
+
+    def asking(facts: Facts) -> Facts:
+        return replace(facts, known=(*facts.known, *more))
+
+    history = planned.history
+    assert history.captured is not None
+    graph = replace(history.captured, facts=asking(history.captured.facts))
+    return replace(planned, plan=replace(planned.plan, facts=asking(facts)), history=replace(history, captured=graph))
 
 
 def _state_names(compiled: ExportedCallable) -> list[str]:

@@ -27,6 +27,7 @@ from anyshape.frontend.messages.recompile_reasons import name_sizes
 from anyshape.frontend.programs.compile_program import compile_program
 from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.frontend.symbols.exported_guards import value_at
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
@@ -39,25 +40,31 @@ ADMITTED = 4096  # sets of sizes of which an exported program remembers that it 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def compile_exported(exported: torch.export.ExportedProgram, config: Config) -> ExportedCallable:
-    """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
+def compile_exported(exported: torch.export.ExportedProgram, config: Config, layouts: bool = True) -> ExportedCallable:
+    """Compiles `exported` for inference; its parameters and buffers are shared, not copied. layouts: whether results
+    are contiguous where PyTorch's are, at sizes of 0 and 1 too; those of files need not be.
 
     Raises:
-        Unsupported: the program holds script objects.
+        Unsupported: the program holds script objects, or torch does not decompose it.
     """
     with context_underway(config):
-        return _compile(exported, Compilation(config, compile_program))
+        return _compile(exported, Compilation(config, compile_program), layouts)
 
 
 def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
     return compile_exported(torch.export.load(io.BytesIO(saved)), config)
 
 
-def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
+def _compile(exported: torch.export.ExportedProgram, compilation: Compilation, layouts: bool) -> ExportedCallable:
     with compat.compile_lock(), fx_in_this_thread(), warnings.catch_warnings(), DeferInterrupts(once=True):
         # PyTorch copies a structure whose class it has deprecated itself
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
+        try:
+            decomposed = exported.run_decompositions({**decompositions.table(), **recurrent_decompositions()})
+        except Exception as error:  # the border to torch's tracer, some of whose decompositions fail
+            raise Unsupported("the exported program cannot be compiled: torch does not decompose it",
+                              why=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                              do="write the operator that it names by others") from error
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in (*STATE, InputKind.USER_INPUT, InputKind.TOKEN):
@@ -70,7 +77,7 @@ def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -
     compilation.tracing = ("the exported program", "", "export")
     values = [node for node in gm.graph.nodes if node.op == "placeholder"][len(state):]
     number = compilation.next_graph(name_sizes([(node.name, node.meta.get("val")) for node in values]))
-    with ranges_known(decomposed) as known:
+    with ranges_known(decomposed, layouts) as known:
         program = compile_or_interpret(ProgramRequest(
             gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
             static_inputs=tuple(range(len(state)))))
@@ -201,7 +208,7 @@ class ExportedCallable:
 
         given = tuple(sizes.values())
         if self.guards and given not in self.admitted:
-            refused = next((guard for guard in self.guards if guard.xreplace(sizes) == False), None)  # noqa: E712
+            refused = next((guard for guard in self.guards if value_at(guard, sizes) in (False, None)), None)
             if refused is not None:
                 raise InputError("the program does not take these sizes", do="pass such sizes, or export with these",
                                  why=f"it was exported for {self._words(refused)}")

@@ -76,7 +76,7 @@ def _with_small(exported: torch.export.ExportedProgram, module: torch.nn.Module,
             for _ in range(2):
                 with all_sizes_traced():
                     found = _exported(module, call, signature, True, least, floor)
-                    judged = exported_sizes.least_sizes(found)
+                    judged = exported_sizes.least_sizes(found, False)
                 ranges = found.range_constraints
                 if all(int(ranges[symbol].lower) == low for symbol, low in judged.items()):
                     return found
@@ -92,7 +92,15 @@ class _Function(torch.nn.Module):
         owner = getattr(function, "__self__", None)
         if isinstance(owner, torch.nn.Module):
             self.owner = owner
-        self.forward = function
+        self.forward = function if _has_signature(function) else lambda *args, **keywords: function(*args, **keywords)
+
+
+def _has_signature(function: Callable[..., Any]) -> bool:
+    """Functions of C have none, as most of torch's."""
+    try:
+        return bool(inspect.signature(function).parameters)
+    except (ValueError, TypeError):
+        return False
 
 
 def _with_names(module: torch.nn.Module, call: TracedCall) -> torch.nn.Module:
@@ -161,7 +169,7 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
 
 def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
     """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
-    if exported_sizes.fixed_by_floats(exported):
+    if any(low == high for low, high in exported_sizes.limited(exported).values()):
         return False
     shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
     return all(isinstance(size, torch.SymInt) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),

@@ -13,6 +13,7 @@ import torch
 
 from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
+from anyshape.frontend.symbols.exported_guards import limits, value_at
 from anyshape.frontend.symbols.guard_facts import is_of_several
 from anyshape.torch_compat.tracing import settings
 
@@ -27,9 +28,10 @@ def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
 
 
-def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
+def least_sizes(exported: torch.export.ExportedProgram, layouts: bool = True) -> dict[Any, int]:
     """The least value of each symbol of the user's tensors: where its range begins, but above sizes of 0 and 1 at which
-    a guard or a shape of the graph would be another one, alone or together with small sizes of others."""
+    a guard or a shape of the graph would be another one, alone or together with small sizes of others; layouts: or the
+    layout of a result, which is contiguous in PyTorch."""
     ranges = exported.range_constraints
     least = {symbol: int(ranges[symbol].lower) for symbol in symbols(exported).values()}
     if min(least.values(), default=LEAST) >= LEAST:
@@ -51,7 +53,7 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
                         if not _is_refused(asked, values)]
             empty = sum(0 in small for small in served.values())
             if len(patterns) > MOST_JUDGED or (size == 0 and empty >= MOST_EMPTY) or not all(
-                    _holds(asked, values) and not predicted.differs_at(values) for values in patterns):
+                    _holds(asked, values) and not predicted.differs_at(values, layouts) for values in patterns):
                 break
             own.append(size)
         least[symbol] = min(own, default=LEAST)
@@ -62,28 +64,27 @@ def least_sizes(exported: torch.export.ExportedProgram) -> dict[Any, int]:
     return least
 
 
-def fixed_by_floats(exported: torch.export.ExportedProgram) -> dict[Any, sympy.Integer]:
-    """Symbols of the user's tensors, and what they were in the trace, that a guard over floats fixes: torch.export
-    makes a constant of a tensor of 3 * s / 2, and a guard that this number is the one of the trace. Of two formulas,
-    such as max(1, trunc(1.5 * s)) == trunc(1.5 * s), each has its own value at other sizes, and nothing is fixed."""
-    found = dict.fromkeys(symbols(exported).values())
-    asked = [guard for guard in guards(exported) if isinstance(guard, sympy.Eq)
-             and (guard.lhs.is_number or guard.rhs.is_number)]
-    open_ = {symbol for guard in asked if guard.atoms(sympy.Float) for symbol in guard.free_symbols} & found.keys()
-    traced = settings.hints(given(exported)) if open_ else {}
-    return {symbol: sympy.Integer(traced[symbol]) for symbol in open_}
+def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int | None]]:
+    """Symbols of the user's tensors, and the range in which guards hold that no size says: torch.export makes a
+    constant of a tensor of 0.1 * s, and a guard that this number is the one of the trace."""
+    asked = guards(exported)
+    return limits(asked, _env(exported), settings.hints(given(exported))) if asked else {}
 
 
 @contextlib.contextmanager
-def ranges_known(exported: torch.export.ExportedProgram) -> Iterator[Mapping[Any, tuple[int, Any]]]:
+def ranges_known(exported: torch.export.ExportedProgram, layouts: bool = True
+                 ) -> Iterator[Mapping[Any, tuple[int, Any]]]:
     """While the program is compiled, what is known of its sizes begins where their ranges do, which torch.export has
-    begin at LEAST, for all of which that is as good; and sizes are fixed that its guards fix. Gives the range of each
-    symbol of the user's tensors."""
+    begin at LEAST, for all of which that is as good; and they are no wider than its guards. Gives the range of each
+    symbol of the user's tensors. layouts: see `least_sizes`."""
     ranges = exported.range_constraints
-    fixed = fixed_by_floats(exported)
-    known = {symbol: (fixed.get(symbol, low), fixed.get(symbol, ranges[symbol].upper))
-             for symbol, low in least_sizes(exported).items()}
-    news = {symbol: one for symbol, one in known.items() if one[0] < LEAST or symbol in fixed}
+    own = limited(exported)
+    known: dict[Any, tuple[int, Any]] = {}
+    for symbol, least in least_sizes(exported, layouts).items():
+        low, high = own.get(symbol, (0, None))
+        most = ranges[symbol].upper
+        known[symbol] = max(least, low), most if high is None else min(most, sympy.Integer(high))
+    news = {symbol: one for symbol, one in known.items() if one[0] < LEAST or symbol in own}
     with settings.ranges_from(_env(exported), news) if news else contextlib.nullcontext():
         yield known
 
@@ -102,13 +103,13 @@ def guards(exported: torch.export.ExportedProgram) -> list[Any]:
 
 
 def _holds(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
-    return all(guard.xreplace(values) == True for guard in asked)  # noqa: E712 of sympy
+    return all(value_at(guard, values) == True for guard in asked)  # noqa: E712 of sympy
 
 
 def _is_refused(asked: Sequence[Any], values: Mapping[Any, int]) -> bool:
     """Whether a call is refused by a guard of several sizes, such as that two tensors have as many elements, which the
     compiled program asks. Where guards of one size hold, its range says."""
-    return any(is_of_several(guard) and guard.xreplace(values) == False for guard in asked)  # noqa: E712 of sympy
+    return any(is_of_several(guard) and value_at(guard, values) == False for guard in asked)  # noqa: E712 of sympy
 
 
 def given(exported: torch.export.ExportedProgram) -> list[Any]:

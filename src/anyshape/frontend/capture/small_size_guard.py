@@ -344,18 +344,18 @@ class PredictedShapes:
                     patterns[pattern] = True
         return patterns
 
-    def differs_at(self, symbols: dict[Any, int]) -> str:
-        """As `differs`, for values of the symbols instead of inputs."""
+    def differs_at(self, symbols: dict[Any, int], layouts: bool = True) -> str:
+        """As `differs`, for values of the symbols instead of inputs. layouts: whether those of results matter."""
         return f"{self.switches[0].__name__} cannot be run on shapes alone" if self.switches else \
-            self._run(symbols, self.placeholders, False)
+            self._run(symbols, self.placeholders, False, layouts)
 
-    def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
+    def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool, layouts: bool = True) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
         if not shape_propagation.can_run():
             return "this version of torch cannot run a program on shapes alone"
         sizes = TracedSizes(symbols)
         with shape_propagation.shapes_only(rules(), sizes.number, self.plain) as shapes:
-            comparison = Compare(self.gm, sizes, shapes, strides)
+            comparison = Compare(self.gm, sizes, shapes, strides, layouts)
             try:
                 with settings.transforms_left(), torch.set_grad_enabled(self.reverse):
                     comparison.run(inputs)
@@ -459,11 +459,12 @@ class TracedSizes:
 class Compare:
     """Runs a captured graph on shapes and compares each with the prediction."""
 
-    def __init__(self, gm: GraphModule, sizes: TracedSizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
+    def __init__(self, gm: GraphModule, sizes: TracedSizes, shapes: shape_propagation.Shapes, strides: bool,
+                 layouts: bool = True) -> None:
         self.gm = gm
         self.sizes = sizes
         self.shapes = shapes
-        self.strides = strides
+        self.strides, self.layouts = strides, layouts
         self.draws = strides and any(_may_draw(node) for node in gm.graph.nodes)
         self.unknown = shape_propagation.unknown_results()
         self.returned = set(gm.graph.output_node().all_input_nodes)
@@ -558,7 +559,7 @@ class Compare:
             shape = [self.sizes.number(size) for size in expected.shape]
             if shape != list(found.shape):
                 raise Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
-            if self.draws or node in self.returned:
+            if self.draws or (node in self.returned and self.layouts):
                 self._compare_strides(node, expected, found)
         elif isinstance(expected, (torch.SymInt, int)):
             if self.sizes.number(expected) != found:

@@ -185,6 +185,40 @@ class SymIntImporter:
                 hints.append((name, int(hint)))
         return Facts(tuple(ranges), tuple(hints), tuple(self._all_divisible()), tuple(self._inequalities()))
 
+    def conditions(self, guards: Iterable[sympy.Basic]) -> tuple[list[Size], list[sympy.Basic]]:
+        """Guards of a program that nobody else asks, as sizes that are at least 0 where all of them hold; and those
+        that no size says, such as a comparison of s**0.3. What the ranges of symbols show is left out."""
+        sizes: dict[Size, None] = {}
+        others = []
+        numbers, self._numbers, gathering, self._gathering = self._numbers, {}, self._gathering, True
+        for guard in guards:
+            try:
+                sizes |= dict.fromkeys(self._condition(guard))
+            except Unsupported:
+                others.append(guard)
+        self._numbers, self._gathering = numbers, gathering
+        open_ = [(size, self.range_of(size)[0]) for size in sizes if isinstance(size, Expr)]
+        return [size for size, low in open_ if low is None or low < 0], others
+
+    def _condition(self, guard: sympy.Basic) -> tuple[Size, ...]:
+        if not isinstance(guard, sympy.core.relational.Relational) or not all(
+                isinstance(side, sympy.Expr) for side in guard.args):
+            raise cannot(guard)
+        ratios = [ratio_of(side) for side in guard.args]
+        if ratios[0] is None or ratios[1] is None:
+            raise cannot(guard)
+        (top, bottom), (other_top, other_bottom) = [(self.from_sympy(a), self.from_sympy(b)) for a, b in
+                                                    (ratios[0], ratios[1])]
+        if any((self.range_of(one)[0] or 0) < 1 for one in (bottom, other_bottom)):
+            raise cannot(guard)  # of a divisor that may be 0 or less
+        more = top * other_bottom - other_top * bottom
+        if isinstance(guard, sympy.Eq):
+            return more, -more
+        if isinstance(guard, sympy.Ne):
+            return (more * more - 1,)
+        more = -more if isinstance(guard, (sympy.Le, sympy.Lt)) else more
+        return (more - 1 if isinstance(guard, (sympy.Lt, sympy.Gt)) else more,)
+
     def equal_to(self, size: Size) -> list[Size]:
         """Other formulas that guards of the trace show to be the same number."""
         found: dict[Size, None] = {}

@@ -18,11 +18,14 @@ from anyshape.runtime.numpy_ops import (
     elements,
     linear_algebra,
     pairwise,
+    placing,
     pooling,
     recurrent,
     resize,
     sampling,
     searching,
+    special,
+    statistics,
 )
 
 OWN = "anyshape."  # targets that are our own ops, whose attributes stand in place of a template
@@ -30,10 +33,10 @@ _CHECKS: Mapping[str, Callable[..., Any]] = MappingProxyType({**linear_algebra.C
 _OPERATORS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "aten.convolution.default": convolution.aten_convolution,
     **complex_numbers.OPERATORS, **elements.OPERATORS, **linear_algebra.OPERATORS, **pairwise.OPERATORS,
-    **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS, **sampling.OPERATORS,
-    **searching.OPERATORS, **_CHECKS,
+    **placing.OPERATORS, **pooling.OPERATORS, **recurrent.OPERATORS, **resize.OPERATORS, **sampling.OPERATORS,
+    **searching.OPERATORS, **special.OPERATORS, **statistics.OPERATORS, **_CHECKS,
 })
-_OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve})
+_OWN: Mapping[str, Callable[..., Any]] = MappingProxyType({"convolution": convolution.convolve, **special.OWN})
 _KINDS = ("operand", "list", "none", "int", "float", "bool", "str", "dtype", "permuted", "memory_format", "layout",
           "device")
 
@@ -80,6 +83,8 @@ def call(target: str, template: Attr, operands: Sequence[Any], where: str = "") 
 
 
 def _own(op: str, attrs: Mapping[str, Any], operands: Sequence[Any]) -> Any:
+    if op in special.OWN:
+        return special.OWN[op](*operands)
     x, w, *bias = operands
     return _OWN[op](x, w, bias[0] if bias else None, attrs["stride"], attrs["padding"], attrs["dilation"],
                     attrs["groups"], last=True)

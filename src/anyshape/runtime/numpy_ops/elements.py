@@ -68,6 +68,46 @@ def logcumsumexp(x: Array, dim: int) -> Array:
     return x.copy() if not x.ndim else np.logaddexp.accumulate(x, dim)
 
 
+def rounded(x: Array, *, decimals: int) -> Array:
+    """aten.round.decimals."""
+    ten = x.dtype.type(10.0 ** abs(decimals))
+    return (np.rint(x / ten) * ten if decimals < 0 else np.rint(x * ten) / ten).astype(x.dtype)
+
+
+def ldexp(x: Array, power: Array) -> Array:
+    """aten.ldexp: x * 2**power."""
+    dtype = np.result_type(x.dtype, power.dtype) if "f" in (x.dtype.kind, power.dtype.kind) else np.dtype(np.float32)
+    dtype = np.dtype(np.float32) if dtype == np.float64 and np.float64 not in (x.dtype, power.dtype) else dtype
+    with np.errstate(over="ignore", under="ignore"):
+        return (x * np.exp2(power.astype(dtype))).astype(dtype)
+
+
+def frexp(x: Array) -> tuple[Array, Array]:
+    """aten.frexp: a number from 0.5 to 1, and the power of two that it is multiplied with."""
+    number, power = np.frexp(x)
+    return number, power.astype(np.int32)
+
+
+def spread(keeps_mean: bool, deviation: bool) -> Callable[..., Any]:
+    """aten.std and aten.var, with means or without."""
+    def run(x: Array, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> Any:
+        if isinstance(dim, bool):  # in place of a dim stands whether one less is counted
+            dim, unbiased = None, dim
+        dims = tuple(range(x.ndim)) if dim is None or dim == [] else tuple(dim) if isinstance(dim, list) else (dim,)
+        less = correction if correction is not None else int(unbiased)
+        count = int(np.prod([x.shape[d] for d in dims])) if x.ndim else 1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+            at = (dims if x.ndim else ())
+            mean = wide.sum(at, keepdims=True) / np.float64(count)
+            found = (np.abs(wide - mean) ** 2).sum(at, keepdims=keepdim) / np.float64(max(count - less, 0))
+            found = np.sqrt(found) if deviation else found
+        kind = x.real.dtype
+        values = np.asarray(found, kind)
+        return (values, np.asarray(mean if keepdim else mean.squeeze(at), x.dtype)) if keeps_mean else values
+    return run
+
+
 def onnx_topk(x: Array, count: int, dim: int, largest: bool) -> tuple[Array, Array]:
     """ONNX TopK: as `topk`."""
     return topk(x, count, dim, largest)
@@ -76,5 +116,9 @@ def onnx_topk(x: Array, count: int, dim: int, largest: bool) -> tuple[Array, Arr
 OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.sort.default": sort, "aten.sort.stable": stable_sort, "aten.topk.default": topk, "onnx.topk": onnx_topk,
     "aten.cummax.default": _running("max"), "aten.cummin.default": _running("min"),
+    "aten.gcd.default": np.gcd, "aten.lcm.default": np.lcm, "aten.ldexp.Tensor": ldexp, "aten.frexp.Tensor": frexp,
+    "aten.round.decimals": rounded, "aten.view_copy.default": lambda x, shape: x.reshape(shape).copy(),
+    **{f"aten.{'std' if deviation else 'var'}{'_mean' if mean else ''}.{kind}": spread(mean, deviation)
+       for deviation in (True, False) for mean in (True, False) for kind in ("default", "dim", "correction")},
     "aten.cumprod.default": cumprod, "aten.logcumsumexp.default": logcumsumexp,
 }

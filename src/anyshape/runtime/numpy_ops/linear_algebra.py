@@ -2,6 +2,7 @@
 which another build of it makes otherwise; a matrix that fails says so in `info`, as in PyTorch."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ def factors(x: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
     """The factors of the matrices x [..., N, M] with partial pivoting: both in one [..., N, M], which row each row was
     exchanged with, from 1 [..., min(N, M)], and the first diagonal element that is zero, from 1; 0 for none [...]."""
     n, m = x.shape[-2:]
-    lu = x.reshape(-1, n, m).copy()
+    lu = x.reshape(math.prod(x.shape[:-2]), n, m).copy()
     every = np.arange(len(lu))
     pivots = np.zeros((len(lu), min(n, m)), np.int32)
     info = np.zeros(len(lu), np.int32)
@@ -56,7 +57,7 @@ def factors(x: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
         lu[:, k + 1:, k] /= np.where(at == 0, 1, at)[:, None]
         lu[:, k + 1:, k + 1:] -= lu[:, k + 1:, k, None] * lu[:, None, k, k + 1:]
     lines = x.shape[:-2]
-    return lu.reshape(x.shape), pivots.reshape(*lines, -1), info.reshape(lines)
+    return lu.reshape(x.shape), pivots.reshape(*lines, min(n, m)), info.reshape(lines)
 
 
 def _factors_of_pytorch() -> Array:
@@ -187,6 +188,113 @@ def eig(x: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
+def lu_unpack(lu: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
+              ) -> tuple[Array, Array, Array]:
+    """aten.lu_unpack: the permutation, the lower and the upper factor; empty ones where they are not wanted."""
+    n, m = lu.shape[-2:]
+    k = min(n, m)
+    nothing = np.zeros(0, lu.dtype)
+    lower = _triangle(lu[..., :k], False, True) if unpack_data and n == k else np.where(
+        np.eye(n, k, dtype=np.bool_), 1, np.tril(lu[..., :k], -1)).astype(lu.dtype) if unpack_data else nothing
+    upper = np.triu(lu[..., :k, :]) if unpack_data else nothing
+    if not unpack_pivots:
+        return nothing, lower, upper
+    return _turned(np.eye(n, dtype=lu.dtype)[_exchanged(pivots, n)]), lower, upper
+
+
+def _exchanged(pivots: Array, n: int) -> Array:
+    """Which row [..., N] each row of a factored matrix was."""
+    rows = np.broadcast_to(np.arange(n), (*pivots.shape[:-1], n)).copy()
+    for k in range(pivots.shape[-1]):
+        other = pivots[..., k:k + 1].astype(np.int64) - 1
+        kept = rows[..., k:k + 1].copy()
+        rows[..., k:k + 1] = np.take_along_axis(rows, other, -1)
+        np.put_along_axis(rows, other, kept, -1)
+    return rows
+
+
+def lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    """aten.linalg_lu: the permutation (empty without pivoting), the lower and the upper factor."""
+    both, pivots, _ = factors(x, pivot)
+    return lu_unpack(both, pivots, True, pivot)
+
+
+def lu_solve(both: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    """aten.linalg_lu_solve: X with A X = B, or X A = B, or for A's adjoint, of A's factors."""
+    if not left:  # X A = B is A^H X^H = B^H
+        return np.conj(_turned(lu_solve(both, pivots, np.conj(_turned(b)), adjoint=not adjoint)))
+    rows = _exchanged(pivots, both.shape[-1])[..., None]
+    lines = np.broadcast_shapes(both.shape[:-2], b.shape[:-2])
+    rows, b = np.broadcast_to(rows, (*lines, *rows.shape[-2:])), np.broadcast_to(b, (*lines, *b.shape[-2:]))
+    if not adjoint:
+        first = solve_triangular(both, np.take_along_axis(b, rows, -2), False, unitriangular=True)
+        return solve_triangular(both, first, True)
+    turned = np.conj(_turned(both))
+    first = solve_triangular(turned, b, False)
+    found = np.empty_like(first)
+    np.put_along_axis(found, rows, solve_triangular(turned, first, True, unitriangular=True), -2)
+    return found
+
+
+def pinv(x: Array, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Array:
+    """aten.linalg_pinv: the pseudo-inverse; singular values up to the larger of both tolerances count as 0."""
+    if hermitian:  # of the lower triangle, as PyTorch
+        signed, u = np.linalg.eigh(x)
+        values, v = np.abs(signed), np.where(signed < 0, -1, 1)[..., None].astype(x.dtype) * np.conj(_turned(u))
+    else:
+        u, values, v = np.linalg.svd(x, full_matrices=False)
+    least = values.max(-1, initial=0, keepdims=True)
+    absolute = np.zeros(()) if atol is None else np.asarray(atol)
+    usual = 0.0 if (absolute > 0).any() else np.finfo(values.dtype).eps * max(x.shape[-2:])
+    relative = np.asarray(usual if rtol is None else rtol)
+    limit = np.maximum(absolute[..., None], relative[..., None] * least)
+    kept = values > limit
+    inverse = np.where(kept, 1 / np.where(kept, values, 1), 0).astype(values.dtype)
+    return np.asarray(np.conj(_turned(v)) @ (inverse[..., None] * np.conj(_turned(u))))
+
+
+def matrix_exp(x: Array) -> Array:
+    """aten.linalg_matrix_exp: Taylor's series of the matrix over a power of two, which is then squared."""
+    size = float(np.abs(x).sum(-2).max(initial=0))
+    halvings = max(0, math.frexp(size)[1] + 2) if math.isfinite(size) else 0
+    part = x.astype(np.result_type(x, np.float64)) / 2.0 ** halvings
+    term = found = np.broadcast_to(np.eye(x.shape[-1], dtype=part.dtype), part.shape)
+    for k in range(1, 20):
+        term = term @ part / k
+        found = found + term
+    for _ in range(halvings):
+        found = found @ found
+    return found.astype(x.dtype)
+
+
+def householder(x: Array, tau: Array) -> Array:
+    """aten.linalg_householder_product: the first columns of the product of reflections."""
+    n, m = x.shape[-2:]
+    found = np.broadcast_to(np.eye(n, m, dtype=x.dtype), x.shape).copy()
+    for k in range(tau.shape[-1] - 1, -1, -1):
+        v = np.where((np.arange(n) > k)[:, None], x[..., k:k + 1], 0).astype(x.dtype)
+        v[..., k, :] = 1
+        found -= tau[..., k, None, None] * (v @ (np.conj(_turned(v)) @ found))
+    return found
+
+
+def old_triangular(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+                   ) -> tuple[Array, Array]:
+    """aten.triangular_solve: the solution, and the matrix as often as it was used."""
+    of = _turned(_triangle(a, upper)) if transpose else a
+    found = solve_triangular(of, b, upper != transpose, unitriangular=unitriangular)
+    return found, np.broadcast_to(a, (*found.shape[:-2], *a.shape[-2:])).copy()
+
+
+def trilinear(a: Array, b: Array, c: Array, expand1: list[int], expand2: list[int], expand3: list[int],
+              sumdim: list[int], unroll_dim: int = 1) -> Array:
+    """aten._trilinear: the sum over dims of the product of three arrays, each with new dims of size 1."""
+    rank = a.ndim + len(expand1)
+    axes = [[d for d in range(rank) if d not in new] for new in (expand1, expand2, expand3)]
+    return np.asarray(np.einsum(a, axes[0], b, axes[1], c, axes[2], [d for d in range(rank) if d not in sumdim],
+                                optimize=True))
+
+
 def check(info: Array, name: str, *, is_matrix: bool) -> tuple[()]:
     """aten._linalg_check_errors.
 
@@ -213,6 +321,11 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.linalg_solve_triangular.default": solve_triangular, "aten.cholesky_solve.default": cholesky_solve,
     "aten.cholesky_inverse.default": cholesky_inverse, "aten.linalg_qr.default": qr, "aten._linalg_svd.default": svd,
     "aten._linalg_eigh.default": eigh, "aten.linalg_eig.default": eig,
+    "aten.lu_unpack.default": lu_unpack, "aten.linalg_lu.default": lu, "aten.linalg_lu_solve.default": lu_solve,
+    "aten.linalg_pinv.atol_rtol_tensor": pinv, "aten.linalg_matrix_exp.default": matrix_exp,
+    "aten.linalg_householder_product.default": householder, "aten.triangular_solve.default": old_triangular,
+    "aten._trilinear.default": trilinear,
+    "aten.cholesky.default": lambda x, upper=False: cholesky(x, upper, True)[0],
     "aten.linalg_lu_factor_ex.default":
         lambda x, *, pivot=True, check_errors=False: _raised("linalg.lu_factor", check_errors, *factors(x, pivot)),
 }

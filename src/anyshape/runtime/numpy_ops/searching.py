@@ -61,6 +61,16 @@ def cdist(a: Array, b: Array, p: float, mode: int | None = None) -> Array:
     return found
 
 
+def pdist(x: Array, p: float = 2.0) -> Array:
+    """aten._pdist_forward: distances of the rows of x [N, M] from all later ones [N * (N - 1) / 2]."""
+    return cdist(x, x, p)[np.triu_indices(len(x), 1)]
+
+
+def euclidean(a: Array, b: Array) -> Array:
+    """aten._euclidean_dist: as `cdist` with p = 2."""
+    return cdist(a, b, 2.0)
+
+
 def check(x: Array, words: str = "") -> tuple[()]:
     """aten._assert_async: a condition of the data.
 
@@ -77,5 +87,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten.searchsorted.Tensor", "aten.searchsorted.Scalar"), searchsorted),
     **dict.fromkeys(("aten.bucketize.Tensor", "aten.bucketize.Scalar"), bucketize),
     "aten.median.default": median, "aten._cdist_forward.default": cdist,
+    "aten._pdist_forward.default": pdist, "aten._euclidean_dist.default": euclidean,
 }
 CHECKS: dict[str, Callable[..., Any]] = {"aten._assert_async.default": check, "aten._assert_async.msg": check}

@@ -30,6 +30,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **given)
         self.part = IDLE  # of a message
         self.head = 0  # bytes of the head that has not ended
+        self.fields = 0  # bytes of its line and its headers, once they are read
+        self.refused = False
         self.begun = 0  # messages
         self.deadline: TimerHandle | None = None
         self.stalled: TimerHandle | None = None
@@ -68,14 +70,34 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
-        self.part, self.head = HEAD, 0
+        self.part, self.head, self.fields = HEAD, 0, 0
         self.begun += 1
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self.fields += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self.fields += len(name) + len(value) + len(": \r\n")
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        if not self.refused:
+            super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self.part, self.head = BODY, 0
         self._meet_deadline()
+        if self.refused:
+            return
+        if self.fields > MOST_HEAD:  # all of it came in one read
+            self._refuse(b"431 Request Header Fields Too Large", f"the head has more than {MOST_HEAD} bytes")
+            return
         super().on_headers_complete()
         if self.ending:
             self.cycle.keep_alive = False
@@ -83,7 +105,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self.part = IDLE
-        super().on_message_complete()
+        if not self.refused:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """See `HttpToolsProtocol`."""
@@ -127,6 +150,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, status: bytes, why: str) -> None:
+        if self.refused:
+            return
+        self.refused = True
         text = json.dumps({"error": str(AnyShapeError("the request is refused", why=why, do=DO))}).encode()
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
                              + b"content-length: %d\r\n\r\n" % len(text) + text)
