@@ -195,3 +195,25 @@ def test_a_file_takes_sizes_at_which_a_result_lies_otherwise(tmp_path: Path) -> 
             for n in (1, 3):
                 x = torch.randn(n, 4, 4, 6)
                 torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+class InPython(nn.Module):
+    """Numbers of Python's made of sizes, which a trace by running the module fixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        mask = torch.arange(int(x.shape[1])).expand(len(lengths), x.shape[1]) < lengths[:, None] * float(x.shape[1])
+        y = torch.addcdiv(self.into(x), x, x.exp() + 1, value=0.5)  # which Dynamo alone computes otherwise
+        return y / math.sqrt(x.shape[1]) * mask[:, :, None]
+
+
+def test_sizes_that_become_numbers_of_python_are_free_in_a_file(tmp_path: Path):
+    model = InPython().eval()
+    fast = anyshape.compile(model)
+    with torch.no_grad():
+        fast(torch.randn(3, 5, 4), torch.rand(3))
+        with anyshape.load(anyshape.save(fast, tmp_path / "f.any"), trust_native=True) as run:
+            for batch, length in ((3, 5), (7, 2), (1, 11), (2, 1), (0, 3)):
+                x, lengths = torch.randn(batch, length, 4), torch.rand(batch)
+                torch.testing.assert_close(run(x, lengths), model(x, lengths))

@@ -393,3 +393,16 @@ def test_a_number_made_of_sizes_that_does_not_fit_is_refused(function, limit):
         with pytest.raises(anyshape.AnyShapeError, match="64 bits") as told:
             fast(torch.ones(rows))
         assert "4611686018427387904" in str(told.value)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.expand(4, x.shape[1]).unfold(0, 2, 2).unfold(1, 2, 2),
+    lambda x: (x.expand(4, x.shape[1]).unfold(0, 2, 2) + 1, x.t().expand(-1, 3).unfold(0, 3, 1))],
+    ids=["returned", "used"])
+def test_windows_of_what_is_expanded(function):
+    """What PyTorch is given is no view of the operand's one row, and its result is laid out as if it were."""
+    fast = anyshape.compile(function)
+    for n in (6, 4, 7):
+        x = torch.randn(1, n)
+        for have, want in zip(fast(x), function(x), strict=True):
+            assert torch.equal(have, want) and have.stride() == want.stride()

@@ -52,8 +52,11 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
         except Exception as found:  # the border to torch's tracer
             error = found
             continue
+        if not dynamic:
+            return exported
         if one is call or _is_free(exported, one, call):
-            return _with_small(exported, module, one, signature) if dynamic else exported
+            exported, strict = _freed(exported, module, one, signature, symbols)
+            return _with_small(exported, module, one, signature, strict)
     assert error is not None
     if isinstance(error, AnyShapeError):
         raise error
@@ -67,15 +70,49 @@ def all_sizes_traced() -> Any:
     return tracing_settings(True, True, 0, frozenset(), frozenset())
 
 
+def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
+           signature: inspect.Signature, symbols: frozenset[str]) -> tuple[torch.export.ExportedProgram, bool]:
+    """The same, and False; or, where a symbol of the compiled program is fixed in it and is not in that of a strict
+    export, the latter, and True. What runs as Python makes numbers of sizes in `len(x)`, `int(size)`, `float(size)` and
+    `math.sqrt(size)`; Dynamo, which traced the compiled program and traces a strict export, keeps them."""
+    fixed = _fixed(exported, call, signature, symbols)
+    if not fixed:
+        return exported, False
+    with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
+        with all_sizes_traced():  # with what mends Dynamo's bugs
+            found = _exported(module, call, signature, True, strict=True)
+        if _fixed(found, call, signature, symbols) < fixed and not exported_sizes.fixed_by_floats(found):
+            return found, True
+    return exported, False
+
+
+def _fixed(exported: torch.export.ExportedProgram, call: TracedCall, signature: inspect.Signature,
+           symbols: frozenset[str]) -> int:
+    """How many sizes of the call are numbers in the exported program and symbols of a compiled one."""
+    tensors = [value for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
+    return sum(not exported_sizes.is_open(size) and not symbols.isdisjoint(words)
+               for tensor, names in zip(tensors, _names(call, signature), strict=True)
+               for size, words in zip(tensor.shape, names, strict=True))
+
+
+def _names(call: TracedCall, signature: inspect.Signature) -> list[list[tuple[str, str]]]:
+    """What captures may call each size of each tensor of a call."""
+    named = signature.bind(*call.arguments, **call.keywords).arguments
+    leaves = [(f"{name}{path}", leaf) for name, value in named.items() for path, leaf in _leaves(value)
+              if isinstance(leaf, Described)]
+    return [[(f"dim {dim} of {place}", f"dim {dim} of input {number}") for dim in range(len(leaf.sizes))]
+            for number, (place, leaf) in enumerate(leaves)]
+
+
 def _with_small(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
-                signature: inspect.Signature) -> torch.export.ExportedProgram:
+                signature: inspect.Signature, strict: bool) -> torch.export.ExportedProgram:
     """The same with ranges that begin at 0 or 1, for all sizes for which that is as good, or else as it is."""
     for floor in range(LEAST):
         least: dict[tuple[int, int], int] = {}
         with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
             for _ in range(2):
                 with all_sizes_traced():
-                    found = _exported(module, call, signature, True, least, floor)
+                    found = _exported(module, call, signature, True, least, floor, strict)
                     judged = exported_sizes.least_sizes(found, False)
                 ranges = found.range_constraints
                 if all(int(ranges[symbol].lower) == low for symbol, low in judged.items()):
@@ -152,13 +189,10 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
     symbols of a program or differ between the calls; before that, where there are some, all of them, for a symbol is
     named by the first of the sizes that it stands for."""
     several = [one.sizes() for one in calls]
-    named = signature.bind(*call.arguments, **call.keywords).arguments
-    places = [f"{name}{path}" for name, value in named.items() for path, leaf in _leaves(value)
-              if isinstance(leaf, Described)]
+    names = _names(call, signature)
 
     def is_symbol(number: int, dim: int) -> bool:
-        return len({one[number][dim] for one in several}) > 1 or not symbols.isdisjoint(
-            (f"dim {dim} of {places[number]}", f"dim {dim} of input {number}"))
+        return len({one[number][dim] for one in several}) > 1 or not symbols.isdisjoint(names[number][dim])
 
     found = call.widened(is_symbol)
     if found != call:
@@ -172,7 +206,7 @@ def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: Tra
     if any(low == high for low, high in exported_sizes.limited(exported).values()):
         return False
     shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
-    return all(isinstance(size, torch.SymInt) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),
+    return all(exported_sizes.is_open(size) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),
                                                                               strict=True)
                for size, one, other in zip(shape, wider, sizes, strict=True) if one != other)
 
@@ -190,9 +224,9 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Signature, dynamic: bool,
-              least: Mapping[tuple[int, int], int] | None = None, floor: int = LEAST
+              least: Mapping[tuple[int, int], int] | None = None, floor: int = LEAST, strict: bool = False
               ) -> torch.export.ExportedProgram:
-    """least: where sizes begin, by the tensor's number and the dim; others begin at `floor`."""
+    """least: where sizes begin, by the tensor's number and the dim; others begin at `floor`. strict: by Dynamo."""
     numbers = itertools.count()
 
     def example(leaf: Any) -> Any:
@@ -212,4 +246,4 @@ def _exported(module: torch.nn.Module, call: TracedCall, signature: inspect.Sign
         warnings.filterwarnings("ignore", "The tensor attributes self._flat_weights", UserWarning)
         return torch.export.export(module, pytree.tree_map(example, call.arguments),
                                    pytree.tree_map(example, dict(call.keywords)),
-                                   dynamic_shapes=pytree.tree_map(free, dict(named)))
+                                   dynamic_shapes=pytree.tree_map(free, dict(named)), strict=strict)

@@ -21,6 +21,11 @@ MOST_JUDGED = 24  # combinations of small sizes that are judged for one more siz
 MOST_EMPTY = 2  # sizes that may be 0
 
 
+def is_open(size: int | torch.SymInt) -> bool:
+    """Whether a size is no number, nor a symbol that guards have made one."""
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
 def symbols(exported: torch.export.ExportedProgram) -> dict[tuple[int, int], Any]:
     """The symbol of each size of a user's tensor that is one, by the number of the tensor and the dim."""
     shapes = [value.shape for value in given(exported) if isinstance(value, torch.Tensor)]

@@ -19,7 +19,7 @@ from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, ExternTable
-from anyshape.runtime.driver.torch_driver import restrided, same_strides
+from anyshape.runtime.driver.torch_driver import overlaps, restrided, same_strides
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
@@ -416,16 +416,7 @@ def _multiplied(target: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rest: Se
 def _copied(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """The same numbers in memory of their own, laid out as before; elements that lie on each other (sliding windows,
     a repeated row) stay so."""
-    if 0 in shape or not _overlaps(shape, strides):
+    if 0 in shape or not overlaps(shape, strides):
         return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     span = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     return tensor.as_strided((span,), (1,)).clone().as_strided(shape, strides)
-
-
-def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    reach = 0
-    for step, n in sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1):
-        if step <= reach:
-            return True
-        reach += step * (n - 1)
-    return False

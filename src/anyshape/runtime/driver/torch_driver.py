@@ -23,11 +23,27 @@ def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int])
 
 
 def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` itself if it has these strides, else a copy that has."""
+    """`tensor` itself if it has these strides, else a copy that has. Elements that share a place in it, as those of a
+    view of what was expanded do, are equal."""
     if same_strides(tensor.shape, tensor.stride(), strides):
         return tensor
     copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor.detach())
+    if not overlaps(tensor.shape, strides):
+        return copy.copy_(tensor.detach())
+    flat = copy.as_strided((copy.untyped_storage().nbytes() // copy.itemsize,), (1,))
+    places = torch.arange(len(flat), device=tensor.device).as_strided(tensor.shape, strides)
+    flat[places.reshape(-1)] = tensor.detach().reshape(-1)  # `copy_` refuses it
+    return copy
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements may share a place: False where each dim steps over what those of smaller steps reach."""
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False
 
 
 class TorchDriver:
