@@ -51,6 +51,8 @@ from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, type_of
 from anyshape.passes.attention.gradients import Gradients, gradients_of, operands
 from anyshape.passes.attention.match import (
+    DEEP,
+    FAR,
     NAN,
     WIDE,
     Match,
@@ -75,8 +77,6 @@ from anyshape.passes.causal_mask import Element
 from anyshape.passes.rewriter import Replay, replay, same_type
 from anyshape.sym.expr import symbol
 
-_FAR = -1e8  # a number to fill with that no score comes near
-_DEEP = -1e30  # one beside which a score is nothing
 _HIDES = -2.3819763e38  # what is put in the place of one between them: a deep number that is finite in f32
 _LARGEST = {"f16": 65504.0, "bf16": 3.3895313892515355e38, "f32": 3.4028234663852886e38, "f64": math.inf}
 _VIEWS = ("reshape", "permute")
@@ -121,8 +121,8 @@ def _all(graph: Graph) -> dict[str, _Fused]:
                 operands_of(found, dims, node, side, summed)
             except Unmatched:
                 continue
-            of = products.setdefault(id(found), (found, [], []))
-            of[1 if summed else 2].append(Product(node, side, dims, above))
+            _, results, values = products.setdefault(id(found), (found, [], []))
+            (results if summed else values).append(Product(node, side, dims, above))
             break
     made: dict[str, _Fused] = {}
     for found, results, values in products.values():
@@ -266,7 +266,7 @@ def _now(replay: Replay, operand: Operand) -> Value:
 
 def _dead(replay: Replay, mask: Value) -> Value:
     """Rows whose keys are all filled."""
-    return replay.op("le", replay.op("amax", mask, dims=(3,), keep=True), _DEEP)
+    return replay.op("le", replay.op("amax", mask, dims=(3,), keep=True), DEEP)
 
 
 def _lost(replay: Replay, mask: Value) -> Value:
@@ -371,7 +371,7 @@ def _mask(replay: Replay, graph: Graph, found: Match, order: list[list[Axis]],
     may all be masked, where gradients are asked for: `_STOPPED` or `_LOST`."""
     wide = WIDE[found.first.output.tensor.dtype]
     fills, adds = _fills(found), any(node.op in ("add", "sub") for node, _ in found.steps)
-    deep = all(value <= _DEEP for value in fills)
+    deep = all(value <= DEEP for value in fills)
     mask = _Mask(replay, found, order, wide, None if deep else _HIDES)
     bias = mask.run()
     if bias is None or (fills and deep and not adds and -math.inf not in fills and not trained):
@@ -409,10 +409,10 @@ def _fills(found: Match) -> list[float]:
             by = number if node.op == "mul" else 1 / number if number else 0.0
             if not 0 < by < math.inf:
                 raise Unmatched
-            if any(value > _DEEP for value in fills):
+            if any(value > DEEP for value in fills):
                 raise Unmatched
             fills = [value * by if abs(value * by) <= _LARGEST[kind] else -math.inf for value in fills]
-        if any(not value <= max(_FAR, -_LARGEST[kind]) for value in fills):
+        if any(not value <= max(FAR, -_LARGEST[kind]) for value in fills):
             raise Unmatched
     return fills
 

@@ -11,7 +11,7 @@ A mask that fills is in it again, with 0 in place of its number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Graph, Node, Operand, Value
@@ -220,9 +220,7 @@ class _Sums:
         return self._pointwise(node, dims)
 
     def _pointwise(self, node: Node, dims: Dims) -> tuple[Sum, frozenset[str]]:
-        rule = {"mul": _times, "div": lambda a, b: _times(a, _inverse(b)), "add": lambda a, b: _plus(a, b, 1.0),
-                "sub": lambda a, b: _plus(a, b, -1.0), "neg": lambda a: _times(a, {_ONE: -1.0}),
-                "reciprocal": lambda a: _inverse(a)}.get(node.op)
+        rule = _RULES.get(node.op)
         if rule is None:
             raise Unmatched
         given = [self.of(one, dims) for one in node.inputs]
@@ -234,13 +232,15 @@ class _Sums:
     def _summed(self, node: Node, dims: Dims) -> tuple[Sum, frozenset[str]]:
         """Along keys: of E, which is Z, or of E*G, which is D."""
         along, rest = node.attr("dims"), list(dims)
-        assert isinstance(along, tuple)
         shape = type_of(node.inputs[0]).shape
-        if len(along) != 1 or shape[along[0]] != self.found.column.size:
+        if not isinstance(along, tuple) or len(along) != 1:
+            raise Unmatched
+        at = along[0]
+        if not isinstance(at, int) or shape[at] != self.found.column.size:
             raise Unmatched
         if node.attr("keep"):
-            rest.pop(along[0])
-        rest.insert(along[0], (self.found.column,))
+            rest.pop(at)
+        rest.insert(at, (self.found.column,))
         found, filled = self.of(node.inputs[0], tuple(rest))
         made: Sum = {}
         for (e, g, z, d), number in found.items():
@@ -292,3 +292,8 @@ def _few(a: Sum) -> Sum:
     if len(a) > _MOST:
         raise Unmatched
     return {key: number for key, number in a.items() if number}
+
+
+_RULES: dict[str, Callable[..., Sum]] = {
+    "mul": _times, "div": lambda a, b: _times(a, _inverse(b)), "add": lambda a, b: _plus(a, b, 1.0),
+    "sub": lambda a, b: _plus(a, b, -1.0), "neg": lambda a: _times(a, {_ONE: -1.0}), "reciprocal": _inverse}

@@ -14,6 +14,8 @@ from anyshape.ir.op import row, type_of
 from anyshape.passes.attention.score_axes import Axes, Axis, Dims, Equations, Unmatched
 
 WIDE = {"f16": "f32", "bf16": "f32", "f32": "f32", "f64": "f64"}  # dtype of products -> of scores and masks
+FAR = -1e8  # a number to fill with that no score comes near
+DEEP = -1e30  # one beside which a score is nothing, in float32 and in float64
 HIDDEN, NAN = "hidden", "nan"  # rows that are 0
 _VIEWS = ("reshape", "permute")
 
