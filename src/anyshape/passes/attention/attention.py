@@ -27,10 +27,10 @@ after:
       y = permute(attention_1 | dims=[0, 2, 1, 3])  f32[b, 2, n, 8]
       return y
 
-Where a graph has the gradients too, as those of JAX and of whole train steps have, they become the backward op in the
+Where a graph has the gradients too, as those of JAX have, they become the backward op in the
 same way (gradients.py): a graph of gradients alone gets the forward op for the logarithms that the backward op reads.
 A program of PyTorch is looked through before its autograd (frontend/attention_fusion): its forward and its backward are
-two graphs here, and what the first saves is decided before.
+two graphs here, in train steps too, and what the first saves is decided before.
 
 Front ends write dims in many orders, take heads apart and together, and put dims of size 1 between. So it is followed
 which axes a dim is made of (score_axes.py), from the first product to the second, and nothing is asked of the
