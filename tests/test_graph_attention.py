@@ -216,11 +216,55 @@ def test_dtypes(dtype: Any) -> None:
         np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(form(*given)), near_by, near_by)
 
 
-def test_gradients() -> None:
-    """The forward is one op; its gradients read the weights, and stay those of the program."""
-    fast = compiled(grouped, ("b n g d", "b n h d"))
-    inputs = inputs_of(grouped, ("b n g d", "b n h d"), SIZES[0])
-    weight = drawn(*inputs[0].shape)
-    for found, wanted in zip(*(jax.grad(lambda *given, f=form: (f(*given) * weight).sum(), (0, 1, 2))(*inputs)
-                               for form in (fast, grouped)), strict=True):
+def gradients_of(form: Callable[..., Any], given: list[Any]) -> list[np.ndarray]:
+    def total(*some: Any) -> Any:
+        found = form(*some, *given[3:])
+        return (found * jnp.linspace(0.5, 1.5, found.size, dtype=found.dtype).reshape(found.shape)).sum()
+
+    return [np.asarray(one, np.float64) for one in jax.grad(total, (0, 1, 2))(*given[:3])]
+
+
+@pytest.mark.parametrize("form, words", [
+    pytest.param(*one, id=one[0].__name__, marks=() if one[0] in (grouped, padded, padded_infinite, one_head_of_keys)
+                 else pytest.mark.full) for one in FORMS])
+def test_gradients(form: Callable[..., Any], words: tuple[str, str]) -> None:
+    """A graph of gradients has one op forward and one backward, and no scores; rows without a key are the program's."""
+    fast = compiled(form, words)
+    for sizes in SIZES:
+        for lost in (False, True) if form in MASKED else (False,):
+            given = inputs_of(form, words, sizes, lost)
+            for found, wanted in zip(gradients_of(fast, given), gradients_of(form, given), strict=True):
+                near(found, wanted)
+    backward = fast.explain().programs[-1]
+    ops = [call.target for call in backward.libraries if "attention" in call.target]
+    assert ops == ([] if form is both else ["attention", "attention_backward"]), ops  # it fills, and adds what is data
+    assert form in (both, triangle) or "m*n" not in str(backward.arena)
+
+
+def test_gradients_with_the_result() -> None:
+    """A step that has both takes the result of the same op."""
+    def step(q: Any, k: Any, v: Any) -> Any:
+        return jax.value_and_grad(lambda *some: (plain(*some) ** 2).sum(), (0, 1, 2))(q, k, v)
+
+    fast, given = compiled(step, FOUR), inputs_of(plain, FOUR, SIZES[0])
+    for found, wanted in zip(jax.tree.leaves(fast(*given)), jax.tree.leaves(step(*given)), strict=True):
         near(found, wanted)
+    ops = [call.target for call in fast.explain().programs[0].libraries]
+    assert [op for op in ops if op != "matmul"] == ["attention", "attention_backward"], ops
+
+
+@pytest.mark.parametrize("form", [near_fill, capped, other_top, dropped], ids=lambda form: form.__name__)
+def test_gradients_that_are_left(form: Callable[..., Any]) -> None:
+    fast, given = compiled(form, FOUR), inputs_of(form, FOUR, SIZES[0])
+    for found, wanted in zip(gradients_of(fast, given), gradients_of(form, given), strict=True):
+        near(found, wanted)
+    assert not any("attention" in call.target for one in fast.explain().programs for call in one.libraries)
+
+
+def test_gradients_in_half_precision() -> None:
+    fast, given = compiled(padded, FOUR), inputs_of(padded, FOUR, SIZES[3])
+    exact = gradients_of(padded, given)
+    half = [jnp.asarray(one, jnp.bfloat16) for one in given[:3]] + given[3:]
+    for found, wanted, best in zip(gradients_of(fast, half), gradients_of(padded, half), exact, strict=True):
+        assert np.abs(found - best).max() <= 2 * np.abs(wanted - best).max() + 1e-3
+    assert any("attention_backward" in call.target for call in fast.explain().programs[-1].libraries)

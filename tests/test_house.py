@@ -19,7 +19,7 @@ base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
 route/optimize  route
-ir  ops  passes  passes/routing  passes/gemm  passes/driver
+ir  ops  passes  passes/attention  passes/routing  passes/gemm  passes/driver
 dist  dist/cost  dist/pipeline  dist/simulate  dist/search
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver

@@ -22,7 +22,6 @@ from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
 from anyshape.passes import (
-    attention,
     causal_mask,
     channels_last,
     concat_elimination,
@@ -34,6 +33,7 @@ from anyshape.passes import (
     simplify,
     views,
 )
+from anyshape.passes.attention import attention
 from anyshape.passes.constant_folding import round_to
 from anyshape.passes.driver import pipeline
 from anyshape.passes.gemm import cast_into_gemm, gemm_accumulate, gemm_chain_split, prepacked_gemm

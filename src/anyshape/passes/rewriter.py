@@ -100,6 +100,10 @@ class Replay:
         """The equation that defines `operand` in the new graph; None for inputs and for what is no value."""
         return self.made.get(operand.name) if isinstance(operand, Value) else None
 
+    def now(self, operand: Operand) -> Operand:
+        """What stands in the new graph for an operand of the old one."""
+        return self._env.get(operand.name, operand) if isinstance(operand, Value) else operand
+
     def _accept(self, node: Node, found: Operand, before: int) -> bool:
         old = node.output
         if not isinstance(found, Value) or not same_type(found.type, old.type):

@@ -13,10 +13,9 @@ import torch
 from anyshape.frontend.attention_fusion.mask_analysis import adds_only_right, leaves_keys
 from anyshape.frontend.attention_fusion.operands import AttentionMatch, MatchFailure, ScoreStep
 from anyshape.frontend.attention_fusion.patterns import changes_by_schema, in_place, traced
+from anyshape.passes.attention.match import DEEP, FAR
 from anyshape.torch_compat.versions import api
 
-FAR = -1e8  # a number to fill with that no score comes near
-DEEP = -1e30  # one beside which a score is nothing, in float32 and in float64
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 

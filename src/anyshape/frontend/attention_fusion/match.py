@@ -9,6 +9,9 @@ Written out, it stores scores (and for the backward probabilities), length times
 the search goes back to the product of queries and keys, and on to the product with the values; `patterns.FORMS`
 has the words for the steps between. What looks like attention and is left as it was is noted with the reason.
 
+Graphs of ours that hold gradients too are matched by passes/attention. That is too late after PyTorch's autograd, which
+has by then parted forward and backward, each a graph of its own, with the probabilities saved between them.
+
 The numbers stay those of the program. Where they could not (`legality.py`), nothing is replaced. Nothing here asks
 a symbolic size for its value, so no guard comes of it.
 """

@@ -12,7 +12,7 @@ from anyshape.ir.ir_dumps import Edited, Edits
 from anyshape.ir.pass_manager import History, PassManager
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
-from anyshape.passes.attention import attention
+from anyshape.passes.attention.attention import attention
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from anyshape.ir.graph import Node, Operand, Value
+from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row, type_of
 from anyshape.passes.rewriter import Replay
 from anyshape.sym.expr import Size, product
@@ -39,6 +40,23 @@ class Axis:
 Dims = tuple[tuple[Axis, ...], ...]
 
 
+class Equations(Protocol):
+    """Equations that are there: of a graph, or of one that is being written."""
+
+    def producer(self, operand: Operand) -> Node | None:
+        """The equation that defines an operand; None for inputs and for what is no value."""
+
+
+class Written:
+    """The equations of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._made = graph.producers()
+
+    def producer(self, operand: Operand) -> Node | None:
+        return self._made.get(operand.name) if isinstance(operand, Value) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Laid:
     """A value, and the axes of its dims, from the outermost on."""
@@ -48,11 +66,13 @@ class Laid:
 
 
 class Axes:
-    """The axes of values that are made of `first`. places: of the operand that is made of it, by result."""
+    """The axes of values that are made of `first`. places: of the operand that is made of it, by result. made: values
+    further on, whose operands are all asked of which are made of it."""
 
-    def __init__(self, replay: Replay, first: Node, places: dict[str, int]) -> None:
-        self.replay = replay
+    def __init__(self, graph: Equations, first: Node, places: dict[str, int]) -> None:
+        self.graph = graph
         self.places = places
+        self.made: frozenset[str] = frozenset()
         self._found: dict[str, Dims] = {
             first.output.name: tuple(() if size == 1 else (Axis(size),) for size in first.output.tensor.shape)}
 
@@ -71,7 +91,7 @@ class Axes:
         return tuple(axis for dim in along if isinstance(dim, int) for axis in dims[dim])
 
     def _of(self, operand: Operand) -> Dims:
-        node = self.replay.producer(operand)
+        node = self.graph.producer(operand)
         if node is None or not isinstance(operand, Value):
             raise Unmatched
         if operand.name not in self._found:
@@ -79,6 +99,8 @@ class Axes:
         return self._found[operand.name]
 
     def _made(self, node: Node) -> Dims:
+        if node.output.name in self.made and row(node).kind == "pointwise":
+            return self._joined(node)
         source = node.inputs[self.places.get(node.output.name, 0)]
         dims, before, after = self.of(source), type_of(source).shape, node.output.tensor.shape
         if node.op == "reshape":
@@ -93,6 +115,17 @@ class Axes:
         if row(node).kind != "pointwise" or after != before:
             raise Unmatched
         return dims
+
+    def _joined(self, node: Node) -> Dims:
+        """Each dim has the axes that it has in one of the operands."""
+        shape = node.output.tensor.shape
+        found: list[tuple[Axis, ...]] = [()] * len(shape)
+        for one in node.inputs:
+            if isinstance(one, Value) and one.name in self.made:
+                dims = self._of(one)
+                found[len(shape) - len(dims):] = [
+                    have or more for have, more in zip(found[len(shape) - len(dims):], dims, strict=True)]
+        return tuple(found)
 
 
 def _whole(node: Node, name: str) -> tuple[int, ...]:
@@ -132,26 +165,44 @@ def leaves(axes: Iterable[Axis]) -> list[Axis]:
     return [leaf for axis in axes for leaf in axis.leaves()]
 
 
-def unrepeated(replay: Replay, x: Laid) -> Laid:
+def through(graph: Equations, x: Laid) -> tuple[Node, Laid] | None:
+    """The view or cast that shows `x`, and what it shows; None where there is none."""
+    node = graph.producer(x.value)
+    if node is None or not isinstance(source := node.inputs[0] if node.inputs else None, Value):
+        return None
+    dims = tuple(tuple(leaves(dim)) for dim in x.dims)
+    if node.op == "cast":
+        return node, Laid(source, dims)
+    if node.op == "permute":
+        order = _whole(node, "dims")
+        return node, Laid(source, tuple(dims[order.index(d)] for d in range(len(order))))
+    if node.op == "reshape":
+        try:
+            return node, Laid(source, _reshaped(dims, x.value.tensor.shape, source.tensor.shape))
+        except Unmatched:
+            return None
+    if node.op != "broadcast":
+        return None
+    kept = dims[len(dims) - source.tensor.rank:]
+    return node, Laid(source, tuple(() if size == 1 else dim
+                                    for size, dim in zip(source.tensor.shape, kept, strict=True)))
+
+
+def unrepeated(graph: Equations, x: Laid) -> Laid:
     """What views have repeated to make `x`, which lacks those axes; `x` where they repeat nothing."""
     best = x
-    while (node := replay.producer(x.value)) is not None and isinstance(node.inputs[0], Value):
-        source, dims = node.inputs[0], tuple(tuple(leaves(dim)) for dim in x.dims)
-        if node.op == "permute":
-            order = _whole(node, "dims")
-            x = Laid(source, tuple(dims[order.index(d)] for d in range(len(order))))
-        elif node.op == "reshape":
-            try:
-                x = Laid(source, _reshaped(dims, x.value.tensor.shape, source.tensor.shape))
-            except Unmatched:
-                break
-        elif node.op == "broadcast":
-            kept = dims[len(dims) - source.tensor.rank:]
-            best = x = Laid(source, tuple(() if size == 1 else dim
-                                          for size, dim in zip(source.tensor.shape, kept, strict=True)))
-        else:
-            break
+    while (step := through(graph, x)) is not None and step[0].op != "cast":
+        node, x = step
+        if node.op == "broadcast":
+            best = x
     return best
+
+
+def rooted(graph: Equations, x: Laid) -> Laid:
+    """What `x` is a view of."""
+    while (step := through(graph, x)) is not None and step[0].op != "cast":
+        x = step[1]
+    return Laid(x.value, tuple(tuple(leaves(dim)) for dim in x.dims))
 
 
 def placed(replay: Replay, x: Laid, order: Sequence[Sequence[Axis]]) -> Value:
