@@ -759,3 +759,26 @@ def test_calls_that_decide_a_comparison_keep_the_program_of_the_others(tmp_path)
     assert anyshape.stats()["programs"] == before + 1
     with pytest.raises(Unsupported, match="calls without n - 2 >= 0"):
         anyshape.save(fast, tmp_path / "made.any")
+
+
+@pytest.mark.parametrize("half", [1, 0])
+def test_frames_are_transformed_by_a_product_and_deployed(tmp_path, half):
+    draw = np.random.default_rng(0)
+    window = np.hanning(16).astype(np.float32)
+    made = model([helper.make_node("STFT", ["x", "step", "window"], ["y"], onesided=half)], {"x": ["b", "n"]}, ["y"],
+                 {"step": np.array(5), "window": window})
+    fast, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    anyshape.save(fast, tmp_path / "made.any")
+    with anyshape.load(tmp_path / "made.any", trust_native=True) as loaded:
+        for batch, samples in ((1, 16), (3, 47), (2, 20)):
+            x = draw.standard_normal((batch, samples)).astype(np.float32)
+            same(made, fast, {"x": x}, 1e-4)
+            np.testing.assert_allclose(loaded(x), fast(x), 1e-5, 1e-5)
+    assert anyshape.stats()["programs"] == before
+    with pytest.raises(InputError):
+        fast(np.ones((1, 15), np.float32))
+
+
+def test_a_file_in_onnxruntimes_own_format_is_named_as_such():
+    with pytest.raises(InputError, match="onnxruntime's own format"):
+        anyshape.compile_onnx(b"\x18\0\0\0ORTM" + bytes(64))

@@ -89,6 +89,9 @@ class Reader:
         if not isinstance(source, (bytes, bytearray, memoryview)):
             raise InputError(f"anyshape.compile_onnx cannot read a {type(source).__name__}", where="its first argument",
                              why="it takes a path, bytes or an onnx.ModelProto", do="pass one of those")
+        if bytes(source[4:8]) == b"ORTM":  # the identifier of a flatbuffer
+            raise _refuse("these bytes are a model in onnxruntime's own format (.ort)", "only ONNX's protobuf is read",
+                          "compile the .onnx file that it was made of", where)
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(bytes(source))

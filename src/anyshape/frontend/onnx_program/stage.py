@@ -232,8 +232,7 @@ class Stage:
         return variant, outputs
 
     def _decide(self, broken: Sequence[Condition]) -> None:
-        """Makes comparisons a part of the key. What was compiled as if they held is kept for the calls in which they do.
-        """
+        """Makes comparisons a part of the key; what was compiled as if they held is kept for calls in which they do."""
         broken = [one for one in broken if one not in self.conditions]
         self.conditions += broken
         added = (True,) * len(broken)
