@@ -705,3 +705,81 @@ def test_whole_numbers_that_kernels_do_not_compute_on_are_moved():
         same(made, compiled, {"x": draw.integers(0, 1 << 32, (count, 2)).astype(np.uint32),
                               "i": draw.integers(-5, 5, count), "m": np.array([True, False])})
     assert anyshape.stats()["programs"] == before
+
+
+def test_constants_among_the_outputs_are_in_the_file_and_new_in_each_call(tmp_path):
+    node = helper.make_node
+    made = model([node("Mul", ["x", "w"], ["y"]), node("Constant", [], ["c"], value_floats=[1.0, 2.0])],
+                 {"x": ["n", 4]}, ["c", "y", "w"], {"w": np.arange(4, dtype=np.float32)})
+    fast = anyshape.compile_onnx(made)
+    anyshape.save(fast, tmp_path / "made.any")
+    with anyshape.load(tmp_path / "made.any", trust_native=True) as loaded:
+        for run in (fast, loaded):
+            for rows in (3, 1, 3):
+                c, y, w = run(np.ones((rows, 4), np.float32))
+                np.testing.assert_array_equal(c, [1, 2])
+                np.testing.assert_array_equal(w, np.arange(4))
+                for one in (c, y, w):
+                    one[...] = 7
+    alone = anyshape.compile_onnx(model([node("Identity", ["w"], ["c"])], {"x": [2]}, ["c"], {"w": np.ones(2)}))
+    for _ in range(2):
+        found = alone(np.ones(2, np.float32))
+        np.testing.assert_array_equal(found, [1, 1])
+        found[:] = 7
+    with pytest.raises(Unsupported, match="no program computes c"):
+        anyshape.save(alone, tmp_path / "alone.any")
+
+
+def test_a_call_may_bring_constants_that_are_inputs_too():
+    node = helper.make_node
+    body = helper.make_graph(
+        [node("Add", ["a", "w"], ["b"]), node("Identity", ["go"], ["goes"])], "body",
+        [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in
+         (("i", INT64, []), ("go", BOOL, []), ("a", FLOAT, ["n", 4]))],
+        [helper.make_tensor_value_info("goes", BOOL, []), helper.make_tensor_value_info("b", FLOAT, ["n", 4])])
+    made = model([node("Mul", ["x", "w"], ["m"]), node("Loop", ["k", "", "m"], ["y"], body=body)],
+                 {"x": ["n", 4], "w": [4], "k": []}, ["y"], {"w": np.arange(4, dtype=np.float32), "k": np.array(2)},
+                 kinds={"k": INT64})
+    fast = anyshape.compile_onnx(made)
+    x, w = np.ones((3, 4), np.float32), np.full(4, 5, np.float32)
+    more: tuple[dict[str, Any], ...] = ({}, {"w": w}, {"k": np.array(3)}, {"w": w, "k": np.array(0)}, {})
+    for feed in ({"x": x, **one} for one in more):
+        same(made, fast, feed)
+    with pytest.raises(InputError, match="its inputs are x, w, k"):
+        fast(x, z=w)
+    with pytest.raises(InputError, match="the input 'w' is f64"):
+        fast(x, w=w.astype(np.float64))
+
+
+def test_calls_that_decide_a_comparison_keep_the_program_of_the_others(tmp_path):
+    made = model([helper.make_node("Squeeze", ["x"], ["y"])], {"x": ["n", 1, 4]}, ["y"])
+    fast, before = anyshape.compile_onnx(made), anyshape.stats()["programs"]
+    for rows in (3, 1, 5, 1):
+        same(made, fast, {"x": np.ones((rows, 1, 4), np.float32)})
+    assert anyshape.stats()["programs"] == before + 1
+    with pytest.raises(Unsupported, match="calls without n - 2 >= 0"):
+        anyshape.save(fast, tmp_path / "made.any")
+
+
+@pytest.mark.parametrize("half", [1, 0])
+def test_frames_are_transformed_by_a_product_and_deployed(tmp_path, half):
+    draw = np.random.default_rng(0)
+    window = np.hanning(16).astype(np.float32)
+    made = model([helper.make_node("STFT", ["x", "step", "window"], ["y"], onesided=half)], {"x": ["b", "n"]}, ["y"],
+                 {"step": np.array(5), "window": window})
+    fast = anyshape.compile_onnx(made)
+    anyshape.save(fast, tmp_path / "made.any")
+    with anyshape.load(tmp_path / "made.any", trust_native=True) as loaded:
+        before = anyshape.stats()["programs"]
+        for batch, samples in ((1, 16), (3, 47), (2, 20)):
+            x = draw.standard_normal((batch, samples)).astype(np.float32)
+            same(made, fast, {"x": x}, 1e-4)
+            np.testing.assert_allclose(loaded(x), fast(x), 1e-5, 1e-5)
+    assert anyshape.stats()["programs"] == before
+    with pytest.raises(InputError):
+        fast(np.ones((1, 15), np.float32))
+
+
+def test_a_file_in_onnxruntimes_own_format_is_named_as_such():
+    with pytest.raises(InputError, match="onnxruntime's own format"):
+        anyshape.compile_onnx(b"\x18\0\0\0ORTM" + bytes(64))

@@ -55,13 +55,15 @@ class OnnxNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxGraph:
-    """A graph: inputs, constants by name, nodes in an order in which they can run, outputs."""
+    """A graph: inputs, constants by name, nodes in an order in which they can run, outputs. defaults: constants that
+    a call may bring in their place."""
 
     name: str
     inputs: tuple[OnnxValue, ...]
     outputs: tuple[OnnxValue, ...]
     constants: Mapping[str, np.ndarray]
     nodes: tuple[OnnxNode, ...]
+    defaults: tuple[OnnxValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,6 +89,9 @@ class Reader:
         if not isinstance(source, (bytes, bytearray, memoryview)):
             raise InputError(f"anyshape.compile_onnx cannot read a {type(source).__name__}", where="its first argument",
                              why="it takes a path, bytes or an onnx.ModelProto", do="pass one of those")
+        if bytes(source[4:8]) == b"ORTM":  # the identifier of a flatbuffer
+            raise _refuse("these bytes are a model in onnxruntime's own format (.ort)", "only ONNX's protobuf is read",
+                          "compile the .onnx file that it was made of", where)
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(bytes(source))
@@ -112,7 +115,8 @@ class Reader:
             if one.name in constants:
                 raise _refuse(f"the constant {one.name!r} is there twice", "names are given once")
             constants[one.name] = self._array(one)
-        inputs = tuple(self._value(one) for one in proto.input if one.name not in constants)
+        given = tuple(self._value(one) for one in proto.input)
+        inputs, defaults = (tuple(one for one in given if (one.name in constants) == held) for held in (False, True))
         outputs = tuple(self._value(one) for one in proto.output)
         nodes = tuple(self._node(one, depth, outer) for one in proto.node)
         made: set[str] = {one.name for one in inputs} | set(constants)
@@ -121,7 +125,7 @@ class Reader:
                 if name and name in made:
                     raise _refuse(f"the value {name!r} is made twice", "each name is given once", where=str(node))
                 made.add(name)
-        return OnnxGraph(proto.name, inputs, outputs, constants, _in_order(nodes))
+        return OnnxGraph(proto.name, inputs, outputs, constants, _in_order(nodes), defaults)
 
     def _value(self, proto: Any) -> OnnxValue:
         if not proto.type.HasField("tensor_type"):

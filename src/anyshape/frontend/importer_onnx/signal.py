@@ -8,15 +8,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_onnx.matmul import matmul
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.symbols.known import known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, floordiv
 from anyshape.torch_compat import aten
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
+LONGEST_PRODUCT = 1024  # of a frame
 _WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0),
             "BlackmanWindow": (0.42, 0.5, 0.08)}
 
@@ -63,10 +68,34 @@ def short_time(c: Call) -> Any:
     if length is None:
         raise Decline("no length of frames")
     half = bool(c.attr("onesided", 1))
+    found = _by_product(c, x, step, window, length, half)
+    if found is not None:
+        return found
     frames = floordiv(x.tensor.shape[1] - length, step) + 1
     places = floordiv(length, 2) + 1 if half else length
     return c.extern("onnx.stft", x, step, window, length, half,
                     types=TensorType(x.tensor.dtype, (x.tensor.shape[0], frames, places, 2)))
+
+
+def _by_product(c: Call, x: Value, step: int, window: Value | None, length: Size, half: bool) -> Value | None:
+    """Transforms of frames of a real signal in f32 as a product with the matrix of cosines and sines, which is quick
+    enough for frames of speech and deployed without PyTorch; None where frames are long, or are something else."""
+    real = x.tensor.rank == 2 or x.tensor.shape[-1] == 1
+    if not isinstance(length, int) or not 0 < length <= LONGEST_PRODUCT or not real or x.tensor.dtype != "f32":
+        return None
+    signal = c.t.reshape(x, x.tensor.shape[:2])
+    room = x.tensor.shape[1] - length
+    c.assume(room)
+    frames, places = floordiv(room, step) + 1, length // 2 + 1 if half else length
+    begins = c.op("mul", c.t.reshape(c.t.iota(frames, 0, 1, "i64"), (frames, 1)), step)
+    at = c.op("add", begins, c.t.iota(length, 0, 1, "i64"))
+    rows = c.op("take", signal, at, dim=1)
+    if window is not None:
+        rows = c.op("mul", rows, window)
+    angles = 2 * math.pi / length * (np.outer(np.arange(length), np.arange(places)) % length)
+    matrix = np.stack([np.cos(angles), -np.sin(angles)], -1).reshape(length, 2 * places).astype(np.float32)
+    found = matmul(c, rows, c.tensor(known(matrix)))
+    return c.t.reshape(found, (x.tensor.shape[0], frames, places, 2))
 
 
 @translates("MelWeightMatrix")

@@ -89,12 +89,16 @@ class Condition:
     a: Size
     b: Size
 
+    def __str__(self) -> str:
+        sign = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}[self.name]
+        return f"{self.a} {sign} {self.b}"
+
 
 class NeedsDecision(Exception):
     """An If goes by a comparison of sizes: there is a program for either answer."""
 
     def __init__(self, condition: Condition) -> None:
-        super().__init__(f"{condition.a} {condition.name} {condition.b}")
+        super().__init__(str(condition))
         self.condition = condition
 
 

@@ -63,6 +63,7 @@ from anyshape.passes.dce import dce
 from anyshape.sym.expr import Expr, Size, coefficient_of, divide, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, *ATEN, attention, pointwise, reduce, matmul, shape, index, spatial, quantize, qdq, recurrent, signal)
@@ -526,6 +527,9 @@ class Walk:
         left: dict[str, np.ndarray] = {}
         renames: dict[str, str] = {}
         kinds: dict[str, TensorType | Known] = dict(self.promised)
+        # a program that gives something gives the constants too, so that a file of it is the whole model
+        whole = cut is None and any(isinstance(one, Value) or (isinstance(one, Known) and one.symbolic)
+                                    for one in map(self.env.get, wanted))
         for name in wanted:
             if name in self.graph_inputs and cut is not None:
                 continue
@@ -534,7 +538,7 @@ class Walk:
                     left[name] = self.given[name]
                 continue
             found = self._lookup(name, "the outputs")
-            if isinstance(found, Known) and not found.symbolic:
+            if isinstance(found, Known) and not found.symbolic and not (whole and found.dtype in TORCH_DTYPES):
                 left[name] = found.array
             elif isinstance(found, Opaque):
                 if found.name != name:

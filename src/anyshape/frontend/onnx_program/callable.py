@@ -36,6 +36,7 @@ class OnnxCallable:
     """A compiled ONNX model, called with its inputs in order or by name.
 
     inputs, outputs: of the model, with dtypes and shapes (numbers, names, or None).
+    defaults: constants of the model that a call may bring by name, in programs of their own.
 
     A call returns the output, or a tuple of several: arrays of numpy where an array came in (or nothing), else tensors.
 
@@ -50,39 +51,52 @@ class OnnxCallable:
         self.outputs: tuple[OnnxValue, ...] = graph.outputs
         self.compilation = Compilation(config, compile_program)
         self.compilation.tracing = (name, "", "onnx")
-        shared = Shared(reader, self.compilation, name, {one.name: one for one in with_labels(graph.inputs)})
-        names = [one.name for one in graph.outputs]
-        self.stage = Stage(shared, [one.name for one in graph.inputs], graph.nodes, names, graph.constants)
+        self.defaults: tuple[OnnxValue, ...] = graph.defaults
+        self.reader = reader
+        self.stage = self._stage(())
+        self.overriding: dict[tuple[OnnxValue, ...], Stage] = {}
         self.ahead = self.stage.prepare()
+
+    def _stage(self, given: tuple[OnnxValue, ...]) -> Stage:
+        """The stage of the whole model, for calls that bring these of its defaults."""
+        graph, taken = self.reader.graph, {one.name for one in given}
+        inputs = with_labels((*graph.inputs, *given))
+        constants = {name: array for name, array in graph.constants.items() if name not in taken}
+        shared = Shared(self.reader, self.compilation, self.name, constants, {one.name: one for one in inputs})
+        return Stage(shared, [one.name for one in inputs], graph.nodes, [one.name for one in graph.outputs], constants)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         values, arrays = self._values(arguments, named)
-        if self.ahead is not None:
-            self.stage.keep(self.ahead, values)
+        stage, given = self.stage, tuple(one for one in self.defaults if one.name in values)
+        if given:
+            stage = self.overriding.get(given) or self.overriding.setdefault(given, self._stage(given))
+        elif self.ahead is not None:
+            stage.keep(self.ahead, values)
             self.ahead = None
         with torch.no_grad():
-            found = self.stage.run(values)
+            found = stage.run(values)
         results = tuple(_given_back(found[one.name], arrays) for one in self.outputs)
         return results[0] if len(results) == 1 else results
 
     def _values(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Values, bool]:
         """The inputs as tensors, by name; and whether any was an array of numpy."""
-        names = [one.name for one in self.inputs]
+        names, more = ([one.name for one in ones] for ones in (self.inputs, self.defaults))
         if len(arguments) > len(names):
             raise InputError(f"{self.name} was given {len(arguments)} inputs", where=self.name,
                              why=f"it takes {len(names)}: {', '.join(names)}", do="leave the others out")
         given = dict(zip(names, arguments, strict=False))
         for key, value in named.items():
-            if key in given or key not in names:
+            if key in given or key not in (*names, *more):
                 raise InputError(f"{self.name} was given {key!r}" + (" twice" if key in given else ""), where=self.name,
-                                 why=f"its inputs are {', '.join(names)}", do="give each of them once")
+                                 why=f"its inputs are {', '.join((*names, *more))}", do="give each of them once")
             given[key] = value
         missing = [name for name in names if name not in given]
         if missing:
             raise InputError(f"{self.name} was not given {', '.join(missing)}", where=self.name,
                              why=f"its inputs are {', '.join(names)}", do="give each of them once")
         arrays = not given or any(not isinstance(value, torch.Tensor) for value in given.values())
-        return {one.name: self._value(one, given[one.name]) for one in self.inputs}, arrays
+        return {one.name: self._value(one, given[one.name]) for one in (*self.inputs, *self.defaults)
+                if one.name in given}, arrays
 
     def _value(self, declared: OnnxValue, value: Any) -> Any:
         if value is None or isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype.kind in "OUS"):
@@ -113,6 +127,21 @@ class OnnxCallable:
         keyed = self.stage.numbers or self.stage.sizes or self.stage.fixed or self.stage.conditions
         return None if keyed else found[0]
 
+    def _reasons(self) -> list[str]:
+        """Why the model is not one program, in words."""
+        stage, found = self.stage, [one.reason for one in self.compilation.cuts]
+        asked = [*stage.numbers, *stage.sizes]
+        if asked:
+            found.append(f"what it does depends on the numbers in {', '.join(asked)}")
+        if stage.fixed:
+            found.append(f"it is compiled for each number of {', '.join(stage.fixed)}")
+        found += [f"calls without {one} have a program of their own" for one in stage.conditions]
+        made = [self.ahead] if self.ahead is not None else stage.variants.values()
+        known = sorted({name for one in made for name in (*one.fixed, *one.made.renames)})
+        if known and not found:
+            found.append(f"no program computes {', '.join(known)}: constants, or no tensors that PyTorch has")
+        return found or ["inputs of several dtypes or ranks have been given, or none yet"]
+
     def deployable(self) -> Deployable:
         """What a file holds of it (`anyshape.save`).
 
@@ -122,9 +151,8 @@ class OnnxCallable:
         variant = self.only()
         if variant is None:
             raise Unsupported(f"{self.name} cannot be deployed: it is not one program", where=self.name,
-                              why="; ".join(one.reason for one in self.compilation.cuts)[:300]
-                              or "what it does depends on numbers in its inputs, or not on them",
-                              do="export the model with those numbers as constants")
+                              why="; ".join(self._reasons())[:300], do="export the model without what is named there, "
+                              "with numbers that its inputs bring as constants")
         names = [one.name for one in self.outputs]
         named = names if len({*names}) == len(names) else ()  # a model may give a result twice
         return deployable_program(variant.program, self.compilation, variant.made.takes, len(names), named)

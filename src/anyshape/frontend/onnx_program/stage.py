@@ -66,11 +66,12 @@ class Variant:
 
 @dataclass(slots=True)
 class Shared:
-    """What the stages of a model share."""
+    """What the stages of a model share. constants: of the model, those that calls do not bring."""
 
     reader: Reader
     compilation: Compilation
     name: str
+    constants: Mapping[str, np.ndarray]
     declared: Mapping[str, OnnxValue] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
     bodies: dict[Any, Any] = field(default_factory=dict)
@@ -117,7 +118,8 @@ class Stage:
         variant, outputs = self._call(values)
         made = variant.made
         found: Values = dict(zip(made.gives, outputs, strict=True))
-        found.update(variant.fixed)
+        found.update({name: value.clone() if isinstance(value, torch.Tensor) else value  # the caller may write into it
+                      for name, value in variant.fixed.items()})
         found.update({name: values[source] for name, source in made.renames.items()})
         cut = made.cut
         if cut is None:
@@ -159,7 +161,7 @@ class Stage:
     def _body(self, graph: OnnxGraph, kinds: Kinds) -> Stage:
         """The stage of a graph inside of a node."""
         names = [one.name for one in graph.inputs]
-        around = self.shared.reader.graph.constants  # the same for every call, as what is captured may not be
+        around = self.shared.constants  # the same for every call, as what is captured may not be
         free = [name for name in captured(graph) if name not in names]
         constants = {name: around[name] for name in free if name in around}
         return Stage(self.shared, [*names, *(name for name in free if name not in constants)], graph.nodes,
@@ -214,7 +216,7 @@ class Stage:
                   and not self._holds(one, values)]
         if broken:
             with self.shared.lock:
-                self.conditions += broken
+                self._decide(broken)
             return self._call(values)
         ones = self._differing(base, values)
         if not ones or ones in self.ones.get(key, ()):
@@ -228,6 +230,17 @@ class Stage:
         outputs = self._execute(variant, values)
         self.ones.setdefault(key, []).append(ones)
         return variant, outputs
+
+    def _decide(self, broken: Sequence[Condition]) -> None:
+        """Makes comparisons a part of the key; what was compiled as if they held is kept for calls in which they do."""
+        broken = [one for one in broken if one not in self.conditions]
+        self.conditions += broken
+        added = (True,) * len(broken)
+        for (key, ones), variant in list(self.variants.items()):
+            if {one.a for one in broken} <= {*variant.made.presumed}:
+                self.variants[(*key, *added), ones] = self.variants.pop((key, ones))
+                if key in self.ones:
+                    self.ones[(*key, *added)] = list(self.ones[key])
 
     def _differing(self, variant: Variant, values: Values) -> frozenset[str]:
         """Symbols of dims that are 1 in this call, where the variant takes them to be equal to others that are not."""
