@@ -257,3 +257,44 @@ def test_an_exported_function_takes_what_numpy_makes_by_default() -> None:
     for found, want in zip(anyshape.compile_jax(exported)(x, at), exported.call(x, at), strict=True):
         assert found.dtype == want.dtype
         np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(("algorithm", "state"), (
+    ("THREE_FRY", (2**63 + 5, 2**64 - 1)), ("DEFAULT", (2**64 - 3, 2**64 - 1))))
+def test_random_bits_are_those_of_xla(algorithm: str, state: tuple[int, ...]) -> None:
+    """Of 32 and of 64 bits, an odd number of them, and with counters that overflow."""
+    with jax.enable_x64(True):
+        which = getattr(lax.RandomAlgorithm, f"RNG_{algorithm}")
+        key = np.array(state, np.uint64)
+
+        def bits(key: Any) -> Any:
+            end, some = lax.rng_bit_generator(key, (3, 5), np.uint32, algorithm=which)
+            end, more = lax.rng_bit_generator(end, (2, 3, 7), np.uint32, algorithm=which)
+            return some, more, *lax.rng_bit_generator(end, (5,), np.uint64, algorithm=which)
+        for have, want in zip(anyshape.jax.jit(bits, strict=True)(key), jax.jit(bits)(key), strict=True):
+            assert have.dtype == want.dtype
+            np.testing.assert_array_equal(have, want)
+
+
+def test_random_bits_for_any_size() -> None:
+    with jax.enable_x64(True):
+        def bits(key: Any, x: Any) -> Any:
+            return lax.rng_bit_generator(key, x.shape, np.uint32, algorithm=lax.RandomAlgorithm.RNG_PHILOX)[1]
+        fast, key = anyshape.jax.jit(bits, strict=True), np.array([1, 2], np.uint64)
+        for rows in (2, 5, 7):
+            x = np.zeros((rows, 3), "f4")
+            np.testing.assert_array_equal(fast(key, x), jax.jit(bits)(key, x))
+
+
+def test_a_counter_of_128_bits() -> None:
+    """The known answer of Random123's tests, and a counter that overflows."""
+    text = """module { func.func @main(%state: tensor<3xui64>) -> (tensor<3xui64>, tensor<5xui32>) {
+      %0, %1 = stablehlo.rng_bit_generator %state, algorithm = PHILOX
+          : (tensor<3xui64>) -> (tensor<3xui64>, tensor<5xui32>)
+      return %0, %1 : tensor<3xui64>, tensor<5xui32> } }"""
+    run = anyshape.compile_stablehlo(text)
+    _, words = run(np.zeros(3, np.uint64))
+    np.testing.assert_array_equal(words[:4], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8])
+    state, more = run(np.array([0, 2**64 - 1, 2**64 - 1], np.uint64))
+    np.testing.assert_array_equal(state, [0, 1, 0])
+    assert more[4] == words[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.lapack import LIBRARY, ROUTINES
+from anyshape.frontend.importer_stablehlo.random_bits import generated
 from anyshape.frontend.importer_stablehlo.reduce import largest, nearly_largest, sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import ROWS, Call, translates
 from anyshape.frontend.symbols.known import Comparison, Known
@@ -72,6 +73,8 @@ def custom_call(c: Call) -> Any:
         return ()
     if name == "stablehlo.dynamic_reduce_window":
         return windows(c, c.walk.body(c.attr("called_computations")[0]), len(c.operation.outputs), sizes_of_window(c))
+    if name == "stablehlo.dynamic_rng_bit_generator":
+        return generated(c, c.sizes(1))
     if name == "mhlo.topk" and c.attr("mhlo.attributes", {}).get("largest"):
         return largest(c, c.attr("mhlo.attributes")["k"])
     plain = name.replace("mhlo.", "chlo.", 1)
