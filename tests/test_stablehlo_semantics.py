@@ -298,3 +298,55 @@ def test_a_counter_of_128_bits() -> None:
     state, more = run(np.array([0, 2**64 - 1, 2**64 - 1], np.uint64))
     np.testing.assert_array_equal(state, [0, 1, 0])
     assert more[4] == words[0]
+
+
+def of_windows(dtype: str, size: int, window: int, body: str, first: str, padding: str, stride: int = 1) -> str:
+    count = (size + sum(map(int, padding.split(","))) - window) // stride + 1
+    return f"""module {{ func.func @main(%x: tensor<{size}x{dtype}>) -> tensor<{count}x{dtype}> {{
+      %i = stablehlo.constant dense<{first}> : tensor<{dtype}>
+      %0 = "stablehlo.reduce_window"(%x, %i) <{{window_dimensions = array<i64: {window}>,
+        window_strides = array<i64: {stride}>, padding = dense<[[{padding}]]> : tensor<1x2xi64>}}> ({{
+        ^bb0(%a: tensor<{dtype}>, %b: tensor<{dtype}>): {body} stablehlo.return %o : tensor<{dtype}> }})
+        : (tensor<{size}x{dtype}>, tensor<{dtype}>) -> tensor<{count}x{dtype}>
+      return %0 : tensor<{count}x{dtype}> }} }}"""
+
+
+# of the whole numbers a and b: (1 + a) (1 + b) - 1
+GROWN = "%p = stablehlo.multiply %a, %b : tensor<i32> %q = stablehlo.add %a, %b : tensor<i32> " \
+    "%o = stablehlo.add %p, %q : tensor<i32>"
+
+
+@pytest.mark.parametrize(("size", "window", "padding", "stride"), ((9, 9, (8, 0), 1), (700, 301, (3, 5), 7)))
+def test_padding_of_a_window_is_made_of_first_values(size: int, window: int, padding: tuple[int, int], stride: int
+                                                     ) -> None:
+    """That are not neutral, as the specification has it; of windows that are scans, and of large ones."""
+    x = DRAW.integers(-50, 50, size).astype(np.int32)
+    wide = np.pad(x, padding, constant_values=3).astype(np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view(wide, window)[::stride]
+    low, high = padding
+    for body, want in (("%o = stablehlo.add %a, %b : tensor<i32>", 3 + windows.sum(1)),
+                       (GROWN, 4 * (windows + 1).prod(1, dtype=np.int32) - 1)):
+        found, = results(of_windows("i32", size, window, body, "3", f"{low}, {high}", stride), x)
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("combine", ("add", "multiply", "maximum", "subtract"))
+def test_what_is_selected_is_combined_by_any_body(combine: str) -> None:
+    """And with a first value that is not neutral, once."""
+    text = f"""module {{ func.func @main(%x: tensor<?xf32>, %s: tensor<?xf32>) -> tensor<?xf32> {{
+      %i = stablehlo.constant dense<0.5> : tensor<f32>
+      %0 = "stablehlo.select_and_scatter"(%x, %s, %i) ({{ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %o = stablehlo.compare GE, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %o : tensor<i1> }}, {{ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %o = stablehlo.{combine} %a, %b : tensor<f32> stablehlo.return %o : tensor<f32> }})
+        {{window_dimensions = array<i64: 3>, window_strides = array<i64: 1>,
+          padding = dense<[[1, 0]]> : tensor<1x2xi64>}} : (tensor<?xf32>, tensor<?xf32>, tensor<f32>) -> tensor<?xf32>
+      return %0 : tensor<?xf32> }} }}"""
+    x, source = DRAW.normal(size=8).astype("f4"), DRAW.normal(size=7).astype("f4")
+    want = np.full(8, 0.5, "f4")
+    way: Any = getattr(np, combine)
+    for place, one in enumerate(source):
+        inside = list(range(max(place - 1, 0), place + 2))
+        at = max(inside, key=lambda k: x[k])
+        want[at] = way(want[at], one)
+    np.testing.assert_allclose(results(text, x, source)[0], want, rtol=1e-5, atol=1e-6)

@@ -109,7 +109,7 @@ def _sign(c: Call, x: Value) -> Value:
     found = c.op("sign", x)
     if kind_of(x.tensor.dtype) != "float":
         return found
-    return c.op("where", c.op("isnan", x), x, found)  # NaN stays
+    return c.op("where", c.op("bit_or", c.op("isnan", x), c.op("eq", x, 0.0)), x, found)  # NaN stays, and so does -0
 
 
 @translates(*BINARY)
