@@ -350,3 +350,61 @@ def test_what_is_selected_is_combined_by_any_body(combine: str) -> None:
         at = max(inside, key=lambda k: x[k])
         want[at] = way(want[at], one)
     np.testing.assert_allclose(results(text, x, source)[0], want, rtol=1e-5, atol=1e-6)
+
+
+PLACES = np.array([[3], [1], [3], [7], [-1], [0], [3]], np.int32)
+AT_ROWS = """{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0],
+    scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}"""
+
+
+@pytest.mark.parametrize(("dtype", "body"), (
+    ("ui32", "%o = stablehlo.xor %a, %b : tensor<ui32>"), ("i8", "%o = stablehlo.and %a, %b : tensor<i8>"),
+    ("f32", "%o = stablehlo.subtract %a, %b : tensor<f32>"), ("f32", "%o = stablehlo.subtract %b, %a : tensor<f32>"),
+    ("complex<f32>", "%o = stablehlo.multiply %a, %b : tensor<complex<f32>>"),
+    ("f32", "%p = stablehlo.multiply %a, %a : tensor<f32> %o = stablehlo.add %p, %a : tensor<f32>"),
+    ("i32", GROWN), ("f32", "%o = stablehlo.constant dense<2.5> : tensor<f32>")))
+def test_a_scatter_by_any_body(dtype: str, body: str) -> None:
+    """Of which three updates reach one row: one after another, as XLA does it."""
+    text = f"""module {{ func.func @main(%x: tensor<4x2x{dtype}>, %i: tensor<7x1xi32>, %u: tensor<7x2x{dtype}>)
+        -> tensor<4x2x{dtype}> {{
+      %0 = "stablehlo.scatter"(%x, %i, %u) ({{ ^bb0(%a: tensor<{dtype}>, %b: tensor<{dtype}>): {body}
+          stablehlo.return %o : tensor<{dtype}> }}) {AT_ROWS}
+        : (tensor<4x2x{dtype}>, tensor<7x1xi32>, tensor<7x2x{dtype}>) -> tensor<4x2x{dtype}>
+      return %0 : tensor<4x2x{dtype}> }} }}"""
+    kind = {"ui32": np.uint32, "i8": np.int8, "i32": np.int32, "f32": np.float32}.get(dtype, np.complex64)
+    x, updates = (DRAW.integers(0, 100, (rows, 2)).astype(kind) if kind not in (np.float32, np.complex64) else
+                  DRAW.normal(size=(rows, 4)).astype("f4").view("c8") if kind is np.complex64 else
+                  DRAW.normal(size=(rows, 2)).astype("f4") for rows in (4, 7))
+    ways: dict[str, Any] = {"xor": np.bitwise_xor, "and": np.bitwise_and, "%a, %b : tensor<f32>": np.subtract,
+                            "%b, %a": lambda a, b: b - a, "multiply %a, %b : tensor<c": np.multiply,
+                            "%a, %a": lambda a, b: a * a + a, "%q": lambda a, b: a * b + a + b,
+                            "2.5": lambda a, b: np.full_like(a, 2.5)}
+    way = next(way for words, way in ways.items() if words in body)
+    want = x.copy()
+    for (place,), update in zip(PLACES, updates, strict=True):
+        if 0 <= place < 4:
+            want[place] = way(want[place], update)
+    np.testing.assert_allclose(results(text, x, PLACES, updates)[0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scatter_into_several_tensors() -> None:
+    """The largest of each place, with what lies beside it."""
+    kinds = "tensor<?x2xf32>, tensor<?x2xi32>"
+    text = f"""module {{ func.func @main(%x: tensor<?x2xf32>, %y: tensor<?x2xi32>, %i: tensor<7x1xi32>,
+        %u: tensor<7x2xf32>, %v: tensor<7x2xi32>) -> ({kinds}) {{
+      %0:2 = "stablehlo.scatter"(%x, %y, %i, %u, %v) ({{
+        ^bb0(%a: tensor<f32>, %j: tensor<i32>, %b: tensor<f32>, %k: tensor<i32>):
+          %c = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          %o = stablehlo.select %c, %a, %b : tensor<i1>, tensor<f32>
+          %p = stablehlo.select %c, %j, %k : tensor<i1>, tensor<i32>
+          stablehlo.return %o, %p : tensor<f32>, tensor<i32> }}) {AT_ROWS}
+        : ({kinds}, tensor<7x1xi32>, tensor<7x2xf32>, tensor<7x2xi32>) -> ({kinds})
+      return %0#0, %0#1 : {kinds} }} }}"""
+    x, updates = (DRAW.normal(size=(rows, 2)).astype("f4") for rows in (4, 7))
+    y, beside = (np.arange(2 * rows, dtype=np.int32).reshape(rows, 2) + rows for rows in (4, 7))
+    most, place = results(text, x, y, PLACES, updates, beside)
+    for (at,), update, number in zip(PLACES, updates, beside, strict=True):
+        if 0 <= at < 4:
+            y[at], x[at] = np.where(update >= x[at], number, y[at]), np.maximum(x[at], update)
+    np.testing.assert_array_equal(most, x)
+    np.testing.assert_array_equal(place, y)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_stablehlo.elementwise import chosen
 from anyshape.frontend.importer_stablehlo.lapack import LIBRARY, ROUTINES
 from anyshape.frontend.importer_stablehlo.random_bits import generated
 from anyshape.frontend.importer_stablehlo.reduce import largest, nearly_largest, sizes_of_window, windows
@@ -57,12 +58,12 @@ def _selected(c: Call) -> Any:
     result = every[-1]
     for number in reversed(range(len(every) - 1)):
         taken = index if c.name == "if" else c.op("eq", index, number)
-        chosen = []
+        taken_ones = []
         for a, b in zip(every[number], result, strict=True):
             a, b = c.same([a, b])
             wide = c.t.broadcast(c.t.reshape(taken, (1,) * a.tensor.rank), a.tensor.shape)
-            chosen.append(c.op("where", wide, a, b))
-        result = chosen
+            taken_ones.append(chosen(c, wide, a, b))
+        result = taken_ones
     return tuple(result)
 
 

@@ -376,9 +376,13 @@ MASKED = ("u16", "u32")
 
 @translates("select")
 def select(c: Call) -> Any:
-    condition, x, y = c.same(c.values())
-    if c.dtype in COMPLEX:
-        return c.aten(aten.where.self, condition, x, y, types=c.type(x.tensor.shape))
+    return chosen(c, *c.same(c.values()))
+
+
+def chosen(c: Call, condition: Value, x: Value, y: Value) -> Value:
+    """Elements of x where the condition holds, of y elsewhere."""
+    if x.tensor.dtype in COMPLEX:
+        return c.aten(aten.where.self, condition, x, y, types=x.tensor.dense())  # type: ignore[no-any-return]
     return c.op("where", condition, x, y)
 
 

@@ -74,6 +74,21 @@ def _changes_nothing(c: Call, body: Block, first: Sequence[Any]) -> bool:
                for given in _draws(body.types[:len(first)]))
 
 
+def is_associative(c: Call, body: Block) -> bool:
+    """May a body's operands be grouped otherwise? Tried on numbers."""
+    tries = list(_draws(body.types[:len(body.types) // 2]))
+    for (one, other) in itertools.pairwise(tries):
+        a, b, d = one[::2], one[1::2], other[::2]
+        first, last = _probe(c, body, *a, *b), _probe(c, body, *b, *d)
+        if first is None or last is None:
+            return False
+        both = _probe(c, body, *first, *d), _probe(c, body, *a, *last)
+        if None in both or not all(np.isclose(x, y, rtol=1e-4, atol=1e-4) if isinstance(x, (float, complex)) else x == y
+                                   for x, y in zip(*both, strict=True)):
+            return False
+    return True
+
+
 # ---- reduce
 
 
@@ -144,13 +159,13 @@ def _halved(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
         right = [c.t.window(value, dim, half, half) for value in values]
         done = [c.tensor(one) for one in c.walk.run(body, (*left, *right))]
         if size % 2:
-            done = [_joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
+            done = [joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
         values, size = done, half + size % 2
     shape = [n for d, n in enumerate(values[0].tensor.shape) if d != dim]
     return [c.t.reshape(value, shape) for value in values]
 
 
-def _joined(c: Call, values: Sequence[Value], dim: int) -> Value:
+def joined(c: Call, values: Sequence[Value], dim: int) -> Value:
     if values[0].tensor.dtype in COMPLEX:
         shape = list(values[0].tensor.shape)
         shape[dim] = sum(one.tensor.shape[dim] for one in values)  # type: ignore[misc]
@@ -375,13 +390,13 @@ def _prefix(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
             kept = [c.t.window(value, dim, 0, size - step) for value in now]
             rest = [c.t.window(value, dim, size - step, step) for value in now]
             done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
-            now = [_joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
+            now = [joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
         else:
             moved = [c.t.window(value, dim, 0, size - step) for value in now]
             kept = [c.t.window(value, dim, step, size - step) for value in now]
             rest = [c.t.window(value, dim, 0, step) for value in now]
             done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
-            now = [_joined(c, [b, a], dim) for a, b in zip(done, rest, strict=True)]
+            now = [joined(c, [b, a], dim) for a, b in zip(done, rest, strict=True)]
         step *= 2
     start = [c.t.broadcast(_lone(c, one, x.tensor.rank), x.tensor.shape) for one in first]
     return c.walk.run(body, (*start, *now))
