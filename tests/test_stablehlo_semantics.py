@@ -408,3 +408,19 @@ def test_a_scatter_into_several_tensors() -> None:
             y[at], x[at] = np.where(update >= x[at], number, y[at]), np.maximum(x[at], update)
     np.testing.assert_array_equal(most, x)
     np.testing.assert_array_equal(place, y)
+
+
+@pytest.mark.parametrize("dtype", ("i64", "ui64", "i1"))
+def test_convolutions_of_wide_numbers_and_bools(dtype: str) -> None:
+    kind = {"i64": np.int64, "ui64": np.uint64, "i1": np.bool_}[dtype]
+    x, kernel = (DRAW.integers(-2**63, 2**63, shape) for shape in ((2, 2, 9), (3, 2, 4)))
+    x, kernel = (one < -2**62 if dtype == "i1" else one.astype(kind) for one in (x, kernel))
+    text = f"""module {{ func.func @main(%x: tensor<?x2x9x{dtype}>, %k: tensor<3x2x4x{dtype}>)
+        -> tensor<?x3x6x{dtype}> {{
+      %0 = stablehlo.convolution(%x, %k) dim_numbers = [b, f, 0]x[o, i, 0]->[b, f, 0], window = {{}}
+        {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}}
+        : (tensor<?x2x9x{dtype}>, tensor<3x2x4x{dtype}>) -> tensor<?x3x6x{dtype}>
+      return %0 : tensor<?x3x6x{dtype}> }} }}"""
+    windows = np.lib.stride_tricks.sliding_window_view(x, 4, axis=2)
+    want = np.einsum("bfnk,ofk->bon", *(one.astype(np.int64) for one in (windows, kernel))).astype(kind)
+    np.testing.assert_array_equal(results(text, x, kernel)[0], want)
