@@ -11,7 +11,7 @@ from jax import export, lax
 from jax import numpy as jnp
 
 import anyshape
-from anyshape.base.errors import Unsupported
+from anyshape.base.errors import InputError, Unsupported
 
 DRAW = np.random.default_rng(0)
 
@@ -424,3 +424,24 @@ def test_convolutions_of_wide_numbers_and_bools(dtype: str) -> None:
     windows = np.lib.stride_tricks.sliding_window_view(x, 4, axis=2)
     want = np.einsum("bfnk,ofk->bon", *(one.astype(np.int64) for one in (windows, kernel))).astype(kind)
     np.testing.assert_array_equal(results(text, x, kernel)[0], want)
+
+
+@pytest.mark.parametrize("generator", ("threefry2x32", "rbg"))
+def test_an_exported_function_of_keys(generator: str) -> None:
+    """Keys come in and go out as JAX has them."""
+    def drawn(key: Any, x: Any) -> Any:
+        first, second = jax.random.split(key)
+        return jax.random.uniform(first, x.shape), second
+    key = jax.random.key(3, impl=generator)
+    size, = export.symbolic_shape("n")
+    exported = export.export(jax.jit(drawn))(jax.ShapeDtypeStruct((), key.dtype),
+                                             jax.ShapeDtypeStruct((size, 2), jnp.float32))
+    fast = anyshape.compile_jax(exported)
+    for rows in (4, 7):
+        x = np.zeros((rows, 2), "f4")
+        (found, after), (want, wanted) = fast(key, x), drawn(key, x)
+        np.testing.assert_array_equal(found, want)
+        assert after.dtype == wanted.dtype
+        np.testing.assert_array_equal(jax.random.key_data(after), jax.random.key_data(wanted))
+    with pytest.raises(InputError):
+        fast(np.zeros(2, np.uint32), x)
