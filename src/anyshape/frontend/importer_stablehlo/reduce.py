@@ -82,9 +82,10 @@ def is_associative(c: Call, body: Block) -> bool:
         first, last = _probe(c, body, *a, *b), _probe(c, body, *b, *d)
         if first is None or last is None:
             return False
-        both = _probe(c, body, *first, *d), _probe(c, body, *a, *last)
-        if None in both or not all(np.isclose(x, y, rtol=1e-4, atol=1e-4) if isinstance(x, (float, complex)) else x == y
-                                   for x, y in zip(*both, strict=True)):
+        left, right = _probe(c, body, *first, *d), _probe(c, body, *a, *last)
+        if left is None or right is None or not all(
+                np.isclose(x, y, rtol=1e-4, atol=1e-4) if isinstance(x, (float, complex)) else x == y
+                for x, y in zip(left, right, strict=True)):
             return False
     return True
 

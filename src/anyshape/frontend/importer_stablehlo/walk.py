@@ -26,7 +26,6 @@ from anyshape.frontend.importer_stablehlo import (
     elementwise,
     fold,
     gather,
-    random_bits,
     reduce,
     shapes,
     size_dialects,
@@ -47,7 +46,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, random_bits, reduce, shapes, size_dialects)
+TABLES = (ops, *ATEN, contract, control, elementwise, fold, gather, reduce, shapes, size_dialects)
 
 MOST_CALLS = 64  # functions that are open at once
 MOST_EQUAL = 256
