@@ -71,6 +71,12 @@ CASES: dict[str, Case] = {
             (numbers(3), np.int32(4))]),
     "a branch": (lambda x: lax.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, x), [("b", F32)], [
         (numbers(3) + 9,), (numbers(4) - 9,)]),
+    "a branch with a loop in it": (lambda x, n: lax.fori_loop(0, n, lambda i, a: lax.cond(
+        i % 2 == 0, lambda a: lax.while_loop(lambda b: b.sum() < 50, lambda b: 2 * b + x, a), lambda a: a - 1, a), x), [
+            ("b", F32), ("", I32)], [(abs(numbers(3)) + 1, np.int32(3)), (abs(numbers(5)) + 1, np.int32(0))]),
+    "a branch of several with a loop": (lambda x, n: lax.switch(n, [jnp.sin, lambda a: lax.fori_loop(
+        0, n + 1, lambda i, b: b + a, a), lambda a: a * x], x), [("b", F32), ("", I32)], [
+            (numbers(3), np.int32(n)) for n in (-1, 0, 1, 2, 7)]),
     "rows of a table": (lambda t, i: t[i].sum(1), [("10, 4", F32), ("b, n", I32)], [
         (numbers(10, 4), DRAW.integers(-10, 10, (3, 6)).astype(np.int32))]),
     "gradient of a convolution": (jax.grad(convolved), [("3, 3, 3, 4", F32), ("b, 8, 9, 3", F32)], [

@@ -11,7 +11,7 @@ from jax import export, lax
 from jax import numpy as jnp
 
 import anyshape
-from anyshape.base.errors import Unsupported
+from anyshape.base.errors import InputError, Unsupported
 
 DRAW = np.random.default_rng(0)
 
@@ -257,3 +257,191 @@ def test_an_exported_function_takes_what_numpy_makes_by_default() -> None:
     for found, want in zip(anyshape.compile_jax(exported)(x, at), exported.call(x, at), strict=True):
         assert found.dtype == want.dtype
         np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(("algorithm", "state"), (
+    ("THREE_FRY", (2**63 + 5, 2**64 - 1)), ("DEFAULT", (2**64 - 3, 2**64 - 1))))
+def test_random_bits_are_those_of_xla(algorithm: str, state: tuple[int, ...]) -> None:
+    """Of 32 and of 64 bits, an odd number of them, and with counters that overflow."""
+    with jax.enable_x64(True):
+        which = getattr(lax.RandomAlgorithm, f"RNG_{algorithm}")
+        key = np.array(state, np.uint64)
+
+        def bits(key: Any) -> Any:
+            end, some = lax.rng_bit_generator(key, (3, 5), np.uint32, algorithm=which)
+            end, more = lax.rng_bit_generator(end, (2, 3, 7), np.uint32, algorithm=which)
+            return some, more, *lax.rng_bit_generator(end, (5,), np.uint64, algorithm=which)
+        for have, want in zip(anyshape.jax.jit(bits, strict=True)(key), jax.jit(bits)(key), strict=True):
+            assert have.dtype == want.dtype
+            np.testing.assert_array_equal(have, want)
+
+
+def test_random_bits_for_any_size() -> None:
+    with jax.enable_x64(True):
+        def bits(key: Any, x: Any) -> Any:
+            return lax.rng_bit_generator(key, x.shape, np.uint32, algorithm=lax.RandomAlgorithm.RNG_PHILOX)[1]
+        fast, key = anyshape.jax.jit(bits, strict=True), np.array([1, 2], np.uint64)
+        for rows in (2, 5, 7):
+            x = np.zeros((rows, 3), "f4")
+            np.testing.assert_array_equal(fast(key, x), jax.jit(bits)(key, x))
+
+
+def test_a_counter_of_128_bits() -> None:
+    """The known answer of Random123's tests, and a counter that overflows."""
+    text = """module { func.func @main(%state: tensor<3xui64>) -> (tensor<3xui64>, tensor<5xui32>) {
+      %0, %1 = stablehlo.rng_bit_generator %state, algorithm = PHILOX
+          : (tensor<3xui64>) -> (tensor<3xui64>, tensor<5xui32>)
+      return %0, %1 : tensor<3xui64>, tensor<5xui32> } }"""
+    run = anyshape.compile_stablehlo(text)
+    _, words = run(np.zeros(3, np.uint64))
+    np.testing.assert_array_equal(words[:4], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8])
+    state, more = run(np.array([0, 2**64 - 1, 2**64 - 1], np.uint64))
+    np.testing.assert_array_equal(state, [0, 1, 0])
+    assert more[4] == words[0]
+
+
+def of_windows(dtype: str, size: int, window: int, body: str, first: str, padding: str, stride: int = 1) -> str:
+    count = (size + sum(map(int, padding.split(","))) - window) // stride + 1
+    return f"""module {{ func.func @main(%x: tensor<{size}x{dtype}>) -> tensor<{count}x{dtype}> {{
+      %i = stablehlo.constant dense<{first}> : tensor<{dtype}>
+      %0 = "stablehlo.reduce_window"(%x, %i) <{{window_dimensions = array<i64: {window}>,
+        window_strides = array<i64: {stride}>, padding = dense<[[{padding}]]> : tensor<1x2xi64>}}> ({{
+        ^bb0(%a: tensor<{dtype}>, %b: tensor<{dtype}>): {body} stablehlo.return %o : tensor<{dtype}> }})
+        : (tensor<{size}x{dtype}>, tensor<{dtype}>) -> tensor<{count}x{dtype}>
+      return %0 : tensor<{count}x{dtype}> }} }}"""
+
+
+# of the whole numbers a and b: (1 + a) (1 + b) - 1
+GROWN = "%p = stablehlo.multiply %a, %b : tensor<i32> %q = stablehlo.add %a, %b : tensor<i32> " \
+    "%o = stablehlo.add %p, %q : tensor<i32>"
+
+
+@pytest.mark.parametrize(("size", "window", "padding", "stride"), ((9, 9, (8, 0), 1), (700, 301, (3, 5), 7)))
+def test_padding_of_a_window_is_made_of_first_values(size: int, window: int, padding: tuple[int, int], stride: int
+                                                     ) -> None:
+    """That are not neutral, as the specification has it; of windows that are scans, and of large ones."""
+    x = DRAW.integers(-50, 50, size).astype(np.int32)
+    wide = np.pad(x, padding, constant_values=3).astype(np.int32)
+    windows = np.lib.stride_tricks.sliding_window_view(wide, window)[::stride]
+    low, high = padding
+    for body, want in (("%o = stablehlo.add %a, %b : tensor<i32>", 3 + windows.sum(1)),
+                       (GROWN, 4 * (windows + 1).prod(1, dtype=np.int32) - 1)):
+        found, = results(of_windows("i32", size, window, body, "3", f"{low}, {high}", stride), x)
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize("combine", ("add", "multiply", "maximum", "subtract"))
+def test_what_is_selected_is_combined_by_any_body(combine: str) -> None:
+    """And with a first value that is not neutral, once."""
+    text = f"""module {{ func.func @main(%x: tensor<?xf32>, %s: tensor<?xf32>) -> tensor<?xf32> {{
+      %i = stablehlo.constant dense<0.5> : tensor<f32>
+      %0 = "stablehlo.select_and_scatter"(%x, %s, %i) ({{ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %o = stablehlo.compare GE, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %o : tensor<i1> }}, {{ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+          %o = stablehlo.{combine} %a, %b : tensor<f32> stablehlo.return %o : tensor<f32> }})
+        {{window_dimensions = array<i64: 3>, window_strides = array<i64: 1>,
+          padding = dense<[[1, 0]]> : tensor<1x2xi64>}} : (tensor<?xf32>, tensor<?xf32>, tensor<f32>) -> tensor<?xf32>
+      return %0 : tensor<?xf32> }} }}"""
+    x, source = DRAW.normal(size=8).astype("f4"), DRAW.normal(size=7).astype("f4")
+    want = np.full(8, 0.5, "f4")
+    way: Any = getattr(np, combine)
+    for place, one in enumerate(source):
+        inside = list(range(max(place - 1, 0), place + 2))
+        at = max(inside, key=lambda k: x[k])
+        want[at] = way(want[at], one)
+    np.testing.assert_allclose(results(text, x, source)[0], want, rtol=1e-5, atol=1e-6)
+
+
+PLACES = np.array([[3], [1], [3], [7], [-1], [0], [3]], np.int32)
+AT_ROWS = """{scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0],
+    scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}"""
+
+
+@pytest.mark.parametrize(("dtype", "body"), (
+    ("ui32", "%o = stablehlo.xor %a, %b : tensor<ui32>"), ("i8", "%o = stablehlo.and %a, %b : tensor<i8>"),
+    ("f32", "%o = stablehlo.subtract %a, %b : tensor<f32>"), ("f32", "%o = stablehlo.subtract %b, %a : tensor<f32>"),
+    ("complex<f32>", "%o = stablehlo.multiply %a, %b : tensor<complex<f32>>"),
+    ("f32", "%p = stablehlo.multiply %a, %a : tensor<f32> %o = stablehlo.add %p, %a : tensor<f32>"),
+    ("i32", GROWN), ("f32", "%o = stablehlo.constant dense<2.5> : tensor<f32>")))
+def test_a_scatter_by_any_body(dtype: str, body: str) -> None:
+    """Of which three updates reach one row: one after another, as XLA does it."""
+    text = f"""module {{ func.func @main(%x: tensor<4x2x{dtype}>, %i: tensor<7x1xi32>, %u: tensor<7x2x{dtype}>)
+        -> tensor<4x2x{dtype}> {{
+      %0 = "stablehlo.scatter"(%x, %i, %u) ({{ ^bb0(%a: tensor<{dtype}>, %b: tensor<{dtype}>): {body}
+          stablehlo.return %o : tensor<{dtype}> }}) {AT_ROWS}
+        : (tensor<4x2x{dtype}>, tensor<7x1xi32>, tensor<7x2x{dtype}>) -> tensor<4x2x{dtype}>
+      return %0 : tensor<4x2x{dtype}> }} }}"""
+    kind = {"ui32": np.uint32, "i8": np.int8, "i32": np.int32, "f32": np.float32}.get(dtype, np.complex64)
+    x, updates = (DRAW.integers(0, 100, (rows, 2)).astype(kind) if kind not in (np.float32, np.complex64) else
+                  DRAW.normal(size=(rows, 4)).astype("f4").view("c8") if kind is np.complex64 else
+                  DRAW.normal(size=(rows, 2)).astype("f4") for rows in (4, 7))
+    ways: dict[str, Any] = {"xor": np.bitwise_xor, "and": np.bitwise_and, "%a, %b : tensor<f32>": np.subtract,
+                            "%b, %a": lambda a, b: b - a, "multiply %a, %b : tensor<c": np.multiply,
+                            "%a, %a": lambda a, b: a * a + a, "%q": lambda a, b: a * b + a + b,
+                            "2.5": lambda a, b: np.full_like(a, 2.5)}
+    way = next(way for words, way in ways.items() if words in body)
+    want = x.copy()
+    for (place,), update in zip(PLACES, updates, strict=True):
+        if 0 <= place < 4:
+            want[place] = way(want[place], update)
+    np.testing.assert_allclose(results(text, x, PLACES, updates)[0], want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scatter_into_several_tensors() -> None:
+    """The largest of each place, with what lies beside it."""
+    kinds = "tensor<?x2xf32>, tensor<?x2xi32>"
+    text = f"""module {{ func.func @main(%x: tensor<?x2xf32>, %y: tensor<?x2xi32>, %i: tensor<7x1xi32>,
+        %u: tensor<7x2xf32>, %v: tensor<7x2xi32>) -> ({kinds}) {{
+      %0:2 = "stablehlo.scatter"(%x, %y, %i, %u, %v) ({{
+        ^bb0(%a: tensor<f32>, %j: tensor<i32>, %b: tensor<f32>, %k: tensor<i32>):
+          %c = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          %o = stablehlo.select %c, %a, %b : tensor<i1>, tensor<f32>
+          %p = stablehlo.select %c, %j, %k : tensor<i1>, tensor<i32>
+          stablehlo.return %o, %p : tensor<f32>, tensor<i32> }}) {AT_ROWS}
+        : ({kinds}, tensor<7x1xi32>, tensor<7x2xf32>, tensor<7x2xi32>) -> ({kinds})
+      return %0#0, %0#1 : {kinds} }} }}"""
+    x, updates = (DRAW.normal(size=(rows, 2)).astype("f4") for rows in (4, 7))
+    y, beside = (np.arange(2 * rows, dtype=np.int32).reshape(rows, 2) + rows for rows in (4, 7))
+    most, place = results(text, x, y, PLACES, updates, beside)
+    for (at,), update, number in zip(PLACES, updates, beside, strict=True):
+        if 0 <= at < 4:
+            y[at], x[at] = np.where(update >= x[at], number, y[at]), np.maximum(x[at], update)
+    np.testing.assert_array_equal(most, x)
+    np.testing.assert_array_equal(place, y)
+
+
+@pytest.mark.parametrize("dtype", ("i64", "ui64", "i1"))
+def test_convolutions_of_wide_numbers_and_bools(dtype: str) -> None:
+    kind = {"i64": np.int64, "ui64": np.uint64, "i1": np.bool_}[dtype]
+    x, kernel = (DRAW.integers(-2**63, 2**63, shape) for shape in ((2, 2, 9), (3, 2, 4)))
+    x, kernel = (one < -2**62 if dtype == "i1" else one.astype(kind) for one in (x, kernel))
+    text = f"""module {{ func.func @main(%x: tensor<?x2x9x{dtype}>, %k: tensor<3x2x4x{dtype}>)
+        -> tensor<?x3x6x{dtype}> {{
+      %0 = stablehlo.convolution(%x, %k) dim_numbers = [b, f, 0]x[o, i, 0]->[b, f, 0], window = {{}}
+        {{batch_group_count = 1 : i64, feature_group_count = 1 : i64}}
+        : (tensor<?x2x9x{dtype}>, tensor<3x2x4x{dtype}>) -> tensor<?x3x6x{dtype}>
+      return %0 : tensor<?x3x6x{dtype}> }} }}"""
+    windows = np.lib.stride_tricks.sliding_window_view(x, 4, axis=2)
+    want = np.einsum("bfnk,ofk->bon", *(one.astype(np.int64) for one in (windows, kernel))).astype(kind)
+    np.testing.assert_array_equal(results(text, x, kernel)[0], want)
+
+
+@pytest.mark.parametrize("generator", ("threefry2x32", "rbg"))
+def test_an_exported_function_of_keys(generator: str) -> None:
+    """Keys come in and go out as JAX has them."""
+    def drawn(key: Any, x: Any) -> Any:
+        first, second = jax.random.split(key)
+        return jax.random.uniform(first, x.shape), second
+    key = jax.random.key(3, impl=generator)
+    size, = export.symbolic_shape("n")
+    exported = export.export(jax.jit(drawn))(jax.ShapeDtypeStruct((), key.dtype),
+                                             jax.ShapeDtypeStruct((size, 2), jnp.float32))
+    fast = anyshape.compile_jax(exported)
+    for rows in (4, 7):
+        x = np.zeros((rows, 2), "f4")
+        (found, after), (want, wanted) = fast(key, x), drawn(key, x)
+        np.testing.assert_array_equal(found, want)
+        assert after.dtype == wanted.dtype
+        np.testing.assert_array_equal(jax.random.key_data(after), jax.random.key_data(wanted))
+    with pytest.raises(InputError):
+        fast(np.zeros(2, np.uint32), x)

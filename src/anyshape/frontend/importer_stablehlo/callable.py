@@ -20,7 +20,7 @@ from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.importer_stablehlo.control import RunTimeLoop
 from anyshape.frontend.importer_stablehlo.module import Module, Type
 from anyshape.frontend.importer_stablehlo.reader import read
-from anyshape.frontend.importer_stablehlo.split import Part, Split, split
+from anyshape.frontend.importer_stablehlo.split import Branch, Loop, Part, Split, split
 from anyshape.frontend.importer_stablehlo.table import HELD, MASKS
 from anyshape.frontend.importer_stablehlo.walk import Argument, clean, imported, result_types
 from anyshape.frontend.programs.compile_program import NativeProgram, compile_program
@@ -91,23 +91,36 @@ class CompiledSplit:
 
     def __init__(self, pieces: Split, compilation: Compilation) -> None:
         self.takes, self.gives = pieces.takes, pieces.gives
-        self.pieces = [(one, CompiledPart(one.module, compilation)) if isinstance(one, Part) else
-                       (one, CompiledSplit(one.condition, compilation), CompiledSplit(one.body, compilation))
-                       for one in pieces.pieces]
+        self.pieces = [(one, [CompiledPart(one.module, compilation)] if isinstance(one, Part) else
+                        [CompiledSplit(inner, compilation) for inner in inner_of(one)]) for one in pieces.pieces]
 
     def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results; errors as of `CompiledPart`."""
         known = dict(zip(self.takes, values, strict=True))
-        for piece, first, *rest in self.pieces:
+        for piece, inner in self.pieces:
             if isinstance(piece, Part):
-                found = first([known[name] for name in piece.takes])
+                found = inner[0]([known[name] for name in piece.takes])
+            elif isinstance(piece, Branch):
+                found = inner[_taken(known[piece.index], len(inner))]([known[name] for name in piece.seen])
             else:
                 around = [known[name] for name in piece.seen]
                 found = [known[name] for name in piece.takes]
-                while bool(first([*found, *around])[0]):
-                    found = rest[0]([*found, *around])
+                while bool(inner[0]([*found, *around])[0]):
+                    found = inner[1]([*found, *around])
             known.update(zip(piece.gives, found, strict=True))
         return [known[name] for name in self.gives]
+
+
+def inner_of(piece: Loop | Branch) -> tuple[Split, ...]:
+    """The blocks of a piece: of a loop, its condition and its body."""
+    return piece.blocks if isinstance(piece, Branch) else (piece.condition, piece.body)
+
+
+def _taken(index: torch.Tensor, count: int) -> int:
+    """The number of the branch that is taken: the last one for a number that is none."""
+    if index.dtype == torch.bool:
+        return 0 if bool(index) else 1
+    return int(index) if 0 <= int(index) < count else count - 1
 
 
 class StablehloCallable:
@@ -138,7 +151,12 @@ class StablehloCallable:
         try:
             self.run = CompiledPart(module, self.compilation)
         except RunTimeLoop:
-            self.run = CompiledSplit(split(module), self.compilation)
+            try:
+                self.run = CompiledSplit(split(module), self.compilation)
+            except RunTimeLoop as error:  # in the body of an operation that is no branch
+                raise Unsupported("a loop inside of another operation is not carried", where="a StableHLO module",
+                                  why="it runs at run time, between programs",
+                                  do="run this part where it comes from") from error
         # places of arguments that are numbers which the program takes for sizes
         self.counts = () if isinstance(self.run, CompiledSplit) else tuple(
             place for place, one in enumerate(self.run.arguments) if one.sizes is None)

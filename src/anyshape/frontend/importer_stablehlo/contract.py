@@ -135,7 +135,8 @@ def dynamic_conv(c: Call) -> Any:
 
 def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int], dilated: Sequence[int],
                pairs: Sequence[tuple[Size, Size]]) -> Value:
-    """Complex numbers by their parts. Whole numbers by sums of f64, which are exact: of those of 32 bits in halves."""
+    """Complex numbers by their parts. Whole numbers by sums of f64, which are exact: those of 32 and 64 bits in pieces
+    of 16."""
     x, kernel = (_as_result(c, k) for k in (0, 1))
 
     def done(one: Value, other: Value) -> Value:
@@ -145,17 +146,27 @@ def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int],
         return c.of_parts(c.op("sub", done(a, p), done(b, q)), c.op("add", done(a, q), done(b, p)))
     if kind_of(x.tensor.dtype) == "float":
         return done(x, kernel)
-    if c.dtype in ("bool", "i64", "u64"):
-        raise Decline("of bools or whole numbers of 64 bits")
-    wide = (c.op("cast", one, dtype="i64") for one in (x, kernel))
-    (low, high), (low_kernel, high_kernel) = ((c.op("bit_and", one, 0xFFFF), c.op("shift_right", one, 16))
-                                              for one in wide)
+    parts = [_limbs(c, one) for one in (x, kernel)]
 
     def whole(*values: Value) -> Value:
         return c.op("cast", done(*(c.op("cast", one, dtype="f64") for one in values)), dtype="i64")
-    mixed = c.op("add", whole(low, high_kernel), whole(high, low_kernel))
-    total = c.op("add", whole(low, low_kernel), c.op("shift_left", mixed, 16))
-    return c.wrapped(c.op("cast", total, dtype=held(c.dtype)))
+    total: Any = None
+    for far in range(len(parts[0])):  # what lies above is lost when sums wrap
+        for place in range(far + 1):
+            one = whole(parts[0][place], parts[1][far - place])
+            one = c.op("shift_left", one, 16 * far) if far else one
+            total = one if total is None else c.op("add", total, one)
+    if c.dtype == "bool":
+        return c.op("ne", total, 0)
+    return c.wrapped(c.op("cast", total, dtype=held(c.dtype)) if held(c.dtype) != "i64" else total)
+
+
+def _limbs(c: Call, x: Value) -> list[Value]:
+    """Whole numbers in pieces of 16 bits, the lowest one first: only the last one has a sign."""
+    count = {"i32": 2, "u32": 2, "i64": 4, "u64": 4}.get(c.dtype, 1)
+    wide = c.op("cast", x, dtype="i64") if x.tensor.dtype != "i64" else x
+    above = [c.op("shift_right", wide, 16 * k) if k else wide for k in range(count)]
+    return [*(c.op("bit_and", one, 0xFFFF) for one in above[:-1]), above[-1]]
 
 
 def _of_floats(c: Call, x: Value, kernel: Value, how: Any, strides: Sequence[int], spread: Sequence[int],

@@ -109,7 +109,7 @@ def _sign(c: Call, x: Value) -> Value:
     found = c.op("sign", x)
     if kind_of(x.tensor.dtype) != "float":
         return found
-    return c.op("where", c.op("isnan", x), x, found)  # NaN stays
+    return c.op("where", c.op("bit_or", c.op("isnan", x), c.op("eq", x, 0.0)), x, found)  # NaN stays, and so does -0
 
 
 @translates(*BINARY)
@@ -376,9 +376,13 @@ MASKED = ("u16", "u32")
 
 @translates("select")
 def select(c: Call) -> Any:
-    condition, x, y = c.same(c.values())
-    if c.dtype in COMPLEX:
-        return c.aten(aten.where.self, condition, x, y, types=c.type(x.tensor.shape))
+    return chosen(c, *c.same(c.values()))
+
+
+def chosen(c: Call, condition: Value, x: Value, y: Value) -> Value:
+    """Elements of x where the condition holds, of y elsewhere."""
+    if x.tensor.dtype in COMPLEX:
+        return c.aten(aten.where.self, condition, x, y, types=x.tensor.dense())  # type: ignore[no-any-return]
     return c.op("where", condition, x, y)
 
 

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 
 from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.importer_stablehlo.elementwise import chosen
+from anyshape.frontend.importer_stablehlo.module import Block
+from anyshape.frontend.importer_stablehlo.reduce import is_associative, joined, only
 from anyshape.frontend.importer_stablehlo.shapes import sliced
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, MASKS, Call, translates
 from anyshape.frontend.symbols.known import Known
@@ -98,9 +101,9 @@ def torch_index_select(c: Call) -> Any:
 
 
 def _flat_take(c: Call, x: Value, places: Value) -> Value:
-    if c.dtype in COMPLEX:
+    if x.tensor.dtype in COMPLEX:
         return c.extern("aten.index_select.default", x, 0, places,  # type: ignore[no-any-return]
-                        types=c.type(places.tensor.shape))
+                        types=c.type(places.tensor.shape, x.tensor.dtype))
     return c.op("take", x, places, dim=0)
 
 
@@ -174,54 +177,59 @@ def dynamic_gather(c: Call) -> Any:
     return _gather(c, c.sizes(2))
 
 
-COMBINES = {"stablehlo.add": "scatter_add", "stablehlo.multiply": "scatter_mul", "stablehlo.maximum": "scatter_amax",
-            "stablehlo.minimum": "scatter_amin", "stablehlo.or": "scatter_amax", "stablehlo.and": "scatter_amin"}
+COMBINES = {"add": "scatter_add", "multiply": "scatter_mul", "maximum": "scatter_amax", "minimum": "scatter_amin",
+            "or": "scatter_amax", "and": "scatter_amin"}
+MOST_TURNS = 64  # updates that come one after another
 
 
-def combine_of(c: Call) -> str:
-    """The row that a scatter's body means."""
+def combine_of(c: Call) -> str | None:
+    """The row that a scatter's body means, "" where it leaves all as it is; None where there is no such row."""
     body = c.operation.regions[0]
     if not body.operations:
         if body.results == (body.arguments[1],):
             return "scatter"
-        if body.results == (body.arguments[0],):
-            return ""
-    elif len(body.operations) == 1 and set(body.operations[0].inputs) == set(body.arguments):
-        found = COMBINES.get(body.operations[0].name)
-        bits = body.operations[0].name in ("stablehlo.or", "stablehlo.and")
-        if found is not None and (not bits or c.dtype == "bool"):
-            return found
-    raise Decline("its body is more than one operation")
+        return "" if body.results == (body.arguments[0],) else None
+    name = only(body)
+    if (name in ("or", "and") and c.dtype != "bool") or (c.dtype in COMPLEX and name != "add"):
+        return None
+    return COMBINES.get(name)
 
 
 @translates("scatter")
 def scatter(c: Call) -> Any:
-    if len(c.inputs) != 3:
-        raise Decline("several operands")
-    row = combine_of(c)
+    count = len(c.inputs) // 2
+    row = combine_of(c) if count == 1 else None
+    if row is None:
+        return _by_body(c, count)
     x, updates = c.value(0), c.value(2)
     if not row:
         return x
+    places = _places(c, x, updates)
     if c.dtype == "u64" and row in ("scatter_amax", "scatter_amin"):
         flip = [c.op("bit_xor", one, -(1 << 63)) for one in (x, updates)]
-        return c.op("bit_xor", _scattered(c, row, *flip), -(1 << 63))
+        return c.op("bit_xor", _scattered(c, row, *flip, places=places), -(1 << 63))
     if c.dtype == "bool" and row != "scatter":
         # sums and products of bools are "or" and "and"
         row = {"scatter_add": "scatter_amax", "scatter_mul": "scatter_amin"}.get(row, row)
         whole = [c.op("cast", one, dtype="i8") for one in (x, updates)]
-        return c.op("ne", _scattered(c, row, *whole), 0)
-    if c.dtype in COMPLEX:
-        if row not in ("scatter", "scatter_add"):
-            raise Decline("products or orders of complex numbers")
-        return c.by_parts(lambda one, other: _scattered(c, row, one, other), x, updates)
-    found = _scattered(c, row, x, updates)
+        return c.op("ne", _scattered(c, row, *whole, places=places), 0)
+    found = _scattered(c, row, x, updates, places)
     return c.wrapped(found) if c.dtype in MASKS else found
 
 
-def _scattered(c: Call, row: str, x: Value, updates: Value) -> Value:
+def _scattered(c: Call, row: str, x: Value, updates: Value, places: Value) -> Value:
+    if x.tensor.dtype in COMPLEX:
+        return c.by_parts(lambda one, other: _scattered(c, row, one, other, places), x, updates)
+    shape = x.tensor.shape
+    flat = (c.t.reshape(one, (product(one.tensor.shape),)) for one in (x, updates, places))
+    return c.t.reshape(c.op(row, *flat, dim=0), shape)
+
+
+def _places(c: Call, x: Value, updates: Value) -> Value:
+    """For each update, its place among all elements of x; -1 where it has none."""
     how = c.attr("scatter_dimension_numbers")
     shape, part = x.tensor.shape, updates.tensor.shape
-    starts, _ = _starts(c, 1, how["index_vector_dim"])
+    starts, _ = _starts(c, len(c.inputs) // 2, how["index_vector_dim"])
     window_dims = how["update_window_dims"]
     inserted = (*how["inserted_window_dims"], *how["input_batching_dims"])
     window = [d for d in range(len(shape)) if d not in inserted]
@@ -246,8 +254,71 @@ def _scattered(c: Call, row: str, x: Value, updates: Value) -> Value:
     spot: Value = flat if isinstance(flat, Value) else c.t.full(0, (1,) * len(part), "i64")
     if inside is not None:
         spot = c.op("where", inside, spot, c.t.full(-1, spot.tensor.shape, "i64"))  # nowhere
-    count, total = product(part), product(shape)
-    places = c.t.reshape(c.t.broadcast(spot, part), (count,))
-    values = c.t.reshape(updates, (count,))
-    target = c.t.reshape(x, (total,))
-    return c.t.reshape(c.op(row, target, values, places, dim=0), shape)
+    return c.t.broadcast(spot, part)
+
+
+# ---- scatters by other bodies
+
+
+def _by_body(c: Call, count: int) -> tuple[Value, ...]:
+    """Elements that updates reach, by the body. Updates of one place are combined first, or come one after another."""
+    body = c.operation.regions[0]
+    operands, updates = c.same(c.values()[:count]), c.same(c.values()[count + 1:])
+    shape, part = operands[0].tensor.shape, updates[0].tensor.shape
+    places = _places(c, operands[0], updates[0])
+    if 0 in shape or 0 in part:
+        return tuple(operands)
+    window_dims = c.attr("scatter_dimension_numbers")["update_window_dims"]
+    batch_dims = [d for d in range(len(part)) if d not in window_dims]
+    turns, each = product(part[d] for d in batch_dims), product(part[d] for d in window_dims)
+    order = (*batch_dims, *window_dims)
+    rows = [c.t.reshape(c.t.permute(one, order), (turns * each,)) for one in (places, *updates)]
+    now = [c.t.reshape(one, (product(shape),)) for one in operands]
+    if c.attr("unique_indices") or turns == 1:
+        now = _put_by(c, body, now, *rows)
+    elif only(body) == "subtract" and body.operations[0].inputs == body.arguments:
+        zero = c.by_parts(lambda one: c.op("neg", one), rows[1]) if c.dtype in COMPLEX else c.op("neg", rows[1])
+        now = [c.wrapped(_scattered(c, "scatter_add", now[0], zero, rows[0]))]
+    elif isinstance(turns, int) and isinstance(each, int) and is_associative(c, body):
+        now = _put_by(c, body, now, *_combined(c, body, *rows))
+    elif isinstance(turns, int) and turns <= MOST_TURNS:
+        for turn in range(turns):
+            now = _put_by(c, body, now, *(c.t.window(one, 0, turn * each, each) for one in rows))
+    else:
+        raise Decline("its body is more than one operation, and nothing shows that each place has one update")
+    return tuple(c.t.reshape(one, shape) for one in now)
+
+
+def _body(c: Call, body: Block, values: Sequence[Value]) -> list[Value]:
+    """What a body gives for lines of elements; constants of it as wide as those."""
+    shape = values[0].tensor.shape
+    found = [c.tensor(one) for one in c.walk.run(body, values)]
+    return [one if one.tensor.rank else c.t.broadcast(c.t.reshape(one, (1,)), shape) for one in found]
+
+
+def _put_by(c: Call, body: Block, now: Sequence[Value], places: Value, *updates: Value) -> list[Value]:
+    """Elements at places that differ, by the body."""
+    inside = c.op("maximum", places, 0)
+    found = _body(c, body, [*(_flat_take(c, one, inside) for one in now), *updates])
+    return [_scattered(c, "scatter", one, new, places) for one, new in zip(now, found, strict=True)]
+
+
+def _combined(c: Call, body: Block, places: Value, *updates: Value) -> list[Value]:
+    """Places and updates in which only the last one of each place has it, and is made of all of them: a scan over
+    sorted places (Hillis and Steele, 1986)."""
+    count = places.tensor.shape[0]
+    assert isinstance(count, int)
+    kind = places.tensor.dense()
+    places, order = c.aten(aten.sort.stable, places, stable=True, dim=0, descending=False, types=(kind, kind))
+    now = [_flat_take(c, one, order) for one in updates]
+    step = 1
+    while step < count:
+        ends = [[c.t.window(one, 0, at, count - step) for one in (places, *now)] for at in (0, step)]
+        (before, *left), (here, *right) = ends
+        same = c.op("eq", before, here)
+        done = [chosen(c, same, one, other) for one, other in zip(_body(c, body, [*left, *right]), right, strict=True)]
+        now = [joined(c, [c.t.window(one, 0, 0, step), other], 0) for one, other in zip(now, done, strict=True)]
+        step *= 2
+    following = c.op("concat", c.t.window(places, 0, 1, count - 1), c.t.full(-1, (1,), "i64"), dim=0)
+    last = c.op("ne", places, following)
+    return [c.op("where", last, places, c.t.full(-1, (count,), "i64")), *now]

@@ -20,14 +20,12 @@ from anyshape.frontend.importer_stablehlo.module import Module
 from anyshape.frontend.importer_stablehlo.reader import read
 
 with needed_by("anyshape.compile_jax"):
-    from jax import dtypes, export, tree_util
+    from jax import Array, dtypes, export, random, tree_util
 
 
 def module_of(exported: Any) -> Module:
     """The module of an exported function."""
-    data = exported.mlir_module_serialized
-    # the bindings read operations of shardings as text only; bytecode has the names of its dialects
-    return read(exported.mlir_module() if b"sdy\0" in data else data)
+    return read(exported.mlir_module_serialized)
 
 
 def compile_exported(exported: Any, config: Config) -> JaxCallable:
@@ -42,8 +40,16 @@ def compile_exported(exported: Any, config: Config) -> JaxCallable:
     return JaxCallable(exported, StablehloCallable(module_of(exported), config))
 
 
+def _is_key(value: Any) -> bool:
+    """Whether an array or a type of one holds keys of random numbers."""
+    return bool(dtypes.issubdtype(value.dtype, dtypes.prng_key))
+
+
 def _as_jax(leaf: Any) -> Any:
-    """An array of numpy in the dtype that JAX gives it: without `jax_enable_x64` none has 64 bits."""
+    """An array of numpy in the dtype that JAX gives it: without `jax_enable_x64` none has 64 bits. Keys of random
+    numbers as their words."""
+    if isinstance(leaf, Array) and _is_key(leaf):
+        return random.key_data(leaf)
     if not isinstance(leaf, (np.ndarray, np.generic)):
         return leaf
     dtype = dtypes.canonicalize_dtype(leaf.dtype) if leaf.dtype.kind in "iufc" else leaf.dtype
@@ -67,8 +73,15 @@ class JaxCallable:
             raise InputError("the arguments do not have the nesting that was exported", where=self.exported.fun_name,
                              why=f"expected {self.exported.in_tree}, got {tree}",
                              do="pass the same number of arguments, lists and dicts as at export")
+        for leaf, kind in zip(leaves, self.exported.in_avals, strict=True):
+            if _is_key(kind) and getattr(leaf, "dtype", None) != kind.dtype:
+                raise InputError(f"an argument is {getattr(leaf, 'dtype', type(leaf).__name__)}",
+                                 where=self.exported.fun_name, why=f"it was exported for {kind.dtype}",
+                                 do="pass keys of that generator (jax.random.key)")
         found = self.program(*(_as_jax(leaves[place]) for place in self.exported.module_kept_var_idx))
         results = found if len(self.program.results) != 1 else (found,)
+        results = [random.wrap_key_data(one, impl=kind.dtype._impl.name) if _is_key(kind) else one
+                   for one, kind in zip(results, self.exported.out_avals, strict=True)]
         return tree_util.tree_unflatten(self.exported.out_tree, results)
 
     def deployable(self) -> Deployable:

@@ -19,7 +19,7 @@ from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 with needed_by("anyshape.compile_stablehlo"):
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-    from jaxlib.mlir.dialects import chlo, stablehlo
+    from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 MOST_BYTES = 1 << 32
 MOST_OPERATIONS = 200_000
@@ -63,6 +63,7 @@ def _context() -> Any:
     context.allow_unregistered_dialects = True  # TensorFlow leaves some operations of its own
     chlo.register_dialect(context)
     stablehlo.register_dialect(context)
+    sdy.register_dialect(context)
     return context
 
 

@@ -5,7 +5,6 @@ on numbers. A body of another kind is applied to halves of the operand, and thes
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import random
@@ -29,7 +28,6 @@ from anyshape.sym.expr import Size, floordiv
 aten = torch.ops.aten
 
 REDUCES = {"add": "sum", "multiply": "prod", "maximum": "amax", "minimum": "amin"}
-ANY_ORDER = (*REDUCES, "and", "or", "xor")  # bodies that may take elements in any order
 MOST_WINDOW = 256  # positions of a window that are unrolled
 MOST_HALVES = 16  # halvings: 65536 elements
 MOST_DRAWS = 48  # on which a body is tried
@@ -63,6 +61,33 @@ def _is_neutral(one: Any, name: str, dtype: str) -> bool:
         limits = np.iinfo(kind)
         return bool(value == (limits.min if name == "maximum" else limits.max))
     return bool(float(value) == (-math.inf if name == "maximum" else math.inf))
+
+
+def _changes_nothing(c: Call, body: Block, first: Sequence[Any]) -> bool:
+    """Are first values neutral to a body? Padding is made of them, and counts where they are not."""
+    if len(first) == 1 and only(body):
+        return _is_neutral(first[0], only(body), c.dtype)
+    if not all(isinstance(one, Known) and one.array.dtype != object for one in first):
+        return False
+    start = [one.items()[0] for one in first]
+    return all(_probe(c, body, *start, *given[::2]) == _typed(body, given[::2])
+               for given in _draws(body.types[:len(first)]))
+
+
+def is_associative(c: Call, body: Block) -> bool:
+    """May a body's operands be grouped otherwise? Tried on numbers."""
+    tries = list(_draws(body.types[:len(body.types) // 2]))
+    for (one, other) in itertools.pairwise(tries):
+        a, b, d = one[::2], one[1::2], other[::2]
+        first, last = _probe(c, body, *a, *b), _probe(c, body, *b, *d)
+        if first is None or last is None:
+            return False
+        left, right = _probe(c, body, *first, *d), _probe(c, body, *a, *last)
+        if left is None or right is None or not all(
+                np.isclose(x, y, rtol=1e-4, atol=1e-4) if isinstance(x, (float, complex)) else x == y
+                for x, y in zip(left, right, strict=True)):
+            return False
+    return True
 
 
 # ---- reduce
@@ -135,13 +160,13 @@ def _halved(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
         right = [c.t.window(value, dim, half, half) for value in values]
         done = [c.tensor(one) for one in c.walk.run(body, (*left, *right))]
         if size % 2:
-            done = [_joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
+            done = [joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
         values, size = done, half + size % 2
     shape = [n for d, n in enumerate(values[0].tensor.shape) if d != dim]
     return [c.t.reshape(value, shape) for value in values]
 
 
-def _joined(c: Call, values: Sequence[Value], dim: int) -> Value:
+def joined(c: Call, values: Sequence[Value], dim: int) -> Value:
     if values[0].tensor.dtype in COMPLEX:
         shape = list(values[0].tensor.shape)
         shape[dim] = sum(one.tensor.shape[dim] for one in values)  # type: ignore[misc]
@@ -262,7 +287,8 @@ def reduce_window(c: Call) -> Any:
 
 
 def windows(c: Call, body: Block, count: int, window: Window) -> Any:
-    """Reductions of windows. The first `count` operands are reduced, the next ones are first values."""
+    """Reductions of windows. The first `count` operands are reduced, the next ones are first values, and are what
+    padding is made of (StableHLO specification, reduce_window)."""
     sizes, strides, spread, dilated, low, high = window
     values = c.same([c.tensor(one) for one in c.inputs[:count]])
     first = c.inputs[count:2 * count]
@@ -271,13 +297,13 @@ def windows(c: Call, body: Block, count: int, window: Window) -> Any:
     if plain and len(along) == 1 and values[0].tensor.shape[along[0]] == sizes[along[0]]:
         d = along[0]
         ends = all(a == b == 0 for k, (a, b) in enumerate(zip(low, high, strict=True)) if k != d)
-        if ends and (low[d], high[d]) in ((sizes[d] - 1, 0), (0, sizes[d] - 1)):
+        if ends and (low[d], high[d]) in ((sizes[d] - 1, 0), (0, sizes[d] - 1)) and _changes_nothing(c, body, first):
             return _prefix(c, body, values, d, first, backward=low[d] == 0)
     whole = [n for n in (*sizes, *strides, *spread, *dilated) if isinstance(n, int)]
     if len(whole) != 4 * len(sizes):
         raise Decline("windows whose sizes are not known")
     dim_by_dim = math.prod(whole[:len(sizes)]) > MOST_WINDOW
-    if dim_by_dim and (sum(whole[:len(sizes)]) > MOST_WINDOW or count > 1 or only(body) not in ANY_ORDER):
+    if dim_by_dim and max(whole[:len(sizes)]) > 1 << MOST_HALVES:
         raise Decline(f"windows of {math.prod(whole[:len(sizes)])} elements")
     fills = [c.walk.t.cast(c.tensor(one), held(kind.dtype)) if not isinstance(one, Known) else _number(one)
              for one, kind in zip(first, c.operation.takes[count:], strict=False)]
@@ -285,16 +311,33 @@ def windows(c: Call, body: Block, count: int, window: Window) -> Any:
     shape = [_positions(n, int(size), stride, step) for n, size, stride, step in zip(
         wide[0].tensor.shape, whole, strides, dilated, strict=False)]
     result: list[Any] = [c.t.broadcast(_lone(c, one, len(shape)), shape) for one in first]
-    if dim_by_dim:
-        found: Any = wide[0]
-        for d, size in enumerate(whole[:len(sizes)]):
-            parts = [c.t.window(found, d, at * dilated[d], shape[d], strides[d]) for at in range(size)]
-            found = functools.reduce(lambda a, b: c.tensor(c.walk.run(body, (a, b))[0]), parts)
-        return c.walk.run(body, (*result, found))
+    if dim_by_dim and 0 not in shape:
+        for d in reversed(range(len(sizes))):  # the last dim first: elements meet in their order
+            wide = _windowed(c, body, wide, d, whole[d], strides[d], dilated[d], shape[d])
+        return c.walk.run(body, (*result, *wide))
     for place in itertools.product(*(range(n) for n in whole[:len(sizes)])):
         part = [_at(c, value, place, strides, dilated, shape) for value in wide]
         result = list(c.walk.run(body, (*result, *part)))
     return tuple(result)
+
+
+def _windowed(c: Call, body: Block, values: Sequence[Value], dim: int, size: int, stride: int, step: int, count: Size
+              ) -> list[Value]:
+    """Windows along one dim, of which there are `count`: those of twice the size are made of two neighbours each, and
+    the size is a sum of powers of 2."""
+    def of_body(left: Sequence[Value], right: Sequence[Value]) -> list[Value]:
+        return [c.tensor(one) for one in c.walk.run(body, (*left, *right))]
+    now, reach, at = list(values), 1, 0
+    found: list[Value] = []
+    while True:
+        if size & reach:
+            part = [c.t.window(value, dim, at * step, count, stride) for value in now]
+            found, at = of_body(found, part) if found else part, at + reach
+        if at == size:
+            return found
+        left = now[0].tensor.shape[dim] - reach * step
+        now = of_body(*([c.t.window(value, dim, start, left) for value in now] for start in (0, reach * step)))
+        reach *= 2
 
 
 def _number(one: Known) -> Any:
@@ -348,13 +391,13 @@ def _prefix(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
             kept = [c.t.window(value, dim, 0, size - step) for value in now]
             rest = [c.t.window(value, dim, size - step, step) for value in now]
             done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
-            now = [_joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
+            now = [joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
         else:
             moved = [c.t.window(value, dim, 0, size - step) for value in now]
             kept = [c.t.window(value, dim, step, size - step) for value in now]
             rest = [c.t.window(value, dim, 0, step) for value in now]
             done = [c.tensor(one) for one in c.walk.run(body, (*moved, *kept))]
-            now = [_joined(c, [b, a], dim) for a, b in zip(done, rest, strict=True)]
+            now = [joined(c, [b, a], dim) for a, b in zip(done, rest, strict=True)]
         step *= 2
     start = [c.t.broadcast(_lone(c, one, x.tensor.rank), x.tensor.shape) for one in first]
     return c.walk.run(body, (*start, *now))
@@ -388,17 +431,13 @@ def _is_logaddexp(c: Call, body: Block) -> bool:
 
 @translates("select_and_scatter")
 def select_and_scatter(c: Call) -> Any:
-    """Each element of the source goes to the element that its window selects."""
+    """Each element of the source goes to the element that its window selects, by the body that combines."""
     select, combine = c.operation.regions
     sizes: Any
     sizes, strides, _, _, low, high = _window(c)
     x, source = c.value(0), c.value(1)
     if math.prod(sizes) > MOST_WINDOW:
         raise Decline(f"windows of {math.prod(sizes)} elements")
-    if only(combine) != ("or" if c.dtype == "bool" else "add"):
-        raise Decline("its body is not a sum")
-    if c.dtype == "bool":
-        source = c.op("cast", source, dtype="i32")
     floats = kind_of(x.tensor.dtype) == "float"
     ones = c.t.full(True, x.tensor.shape, "bool")
     wide, inside = (_spread_out(c, one, (1,) * len(sizes), low, high, fill) for one, fill in
@@ -416,22 +455,22 @@ def select_and_scatter(c: Call) -> Any:
         keeps = c.tensor(c.walk.run(select, (best, value))[0])  # is the one that was selected before still it?
         takes = c.op("bit_and", there, c.op("bit_or", c.op("lt", where, 0), c.op("bit_not", keeps)))
         best, where = c.op("where", takes, value, best), c.op("where", takes, here, where)
-    total: Any = None
-    floats = kind_of(source.tensor.dtype) == "float"
-    zero = c.t.full(0.0 if floats else 0, shape, source.tensor.dtype)
+    wide_shape = wide.tensor.shape
+    sums = only(combine) == "add" and c.dtype != "bool"
+    zero: Any = 0.0 if floats else False if c.dtype == "bool" else 0
+    total = c.t.broadcast(_lone(c, c.inputs[2], x.tensor.rank), wide_shape)
     for number, place in enumerate(itertools.product(*(range(n) for n in sizes))):
-        part = c.op("where", c.op("eq", where, number), source, zero)
-        part = _put_at(c, part, place, strides, wide.tensor.shape, 0.0 if floats else 0)
-        total = part if total is None else c.op("add", total, part)
+        chosen = c.op("eq", where, number)
+        if sums:  # others add 0
+            part = c.op("where", chosen, source, c.t.full(zero, shape, source.tensor.dtype))
+            total = c.op("add", total, _put_at(c, part, place, strides, wide_shape, zero))
+            continue
+        there = _put_at(c, chosen, place, strides, wide_shape, False)
+        part = _put_at(c, source, place, strides, wide_shape, zero)
+        total = c.op("where", there, c.tensor(c.walk.run(combine, (total, part))[0]), total)
     for d, n in enumerate(x.tensor.shape):
         total = c.t.window(total, d, low[d], n)
-    if c.dtype == "bool":
-        total = c.op("ne", total, 0)
-    first = c.inputs[2]
-    if _is_neutral(first, "add", c.dtype):
-        return total
-    start = c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape)
-    return c.op("bit_or" if c.dtype == "bool" else "add", total, start)
+    return c.wrapped(total)
 
 
 def _put_at(c: Call, part: Value, place: Sequence[int], strides: Sequence[int], shape: Sequence[Size], zero: Any

@@ -2,6 +2,8 @@
 
     %a = f(%x);  %b = while(%a) {...};  g(%b)   -->   Part(%x -> %a), Loop(condition, body: %a -> %b), Part(%b -> ...)
 
+A branch with such a loop in it is a piece of its own as well: only the branch that is taken runs.
+
 Functions are inlined first, so that every loop stands in the main block or in a loop's. Constants, and numbers that are
 made of sizes alone, are computed again in each piece that uses them: passed from piece to piece they would be data, of
 which no shape can be made.
@@ -16,9 +18,10 @@ from dataclasses import dataclass
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.importer_stablehlo.fold import FOLDS
-from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type
+from anyshape.frontend.importer_stablehlo.module import Block, Function, Module, Operation, Type, operations
 
 CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}  # the attribute that names the function
+LOOP, BRANCHES = "stablehlo.while", ("stablehlo.case", "stablehlo.if")
 CONSTANTS = ("stablehlo.constant", "arith.constant", "shape.const_shape", "shape.const_size")
 SIZES = ("shape.shape_of", "shape.dim", "tensor.dim", "stablehlo.get_dimension_size")  # of a tensor
 MOST_SIZES = 64  # elements of a tensor of them
@@ -46,10 +49,21 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A choice among blocks. index: the name of the number of the one that is taken, of a bool the first one where it
+    holds. seen: names of what they see of what stands around; gives: of its results."""
+
+    blocks: tuple[Split, ...]
+    index: str
+    seen: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Split:
     """A block in pieces. takes, gives: names of values."""
 
-    pieces: tuple[Part | Loop, ...]
+    pieces: tuple[Part | Loop | Branch, ...]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
 
@@ -121,17 +135,18 @@ def _split(block: Block, seen: Sequence[tuple[str, Type]], constants: Mapping[st
     groups: list[list[Operation] | Operation] = [[]]
     for one in block.operations:
         types.update(zip(one.outputs, one.gives, strict=True))
-        if one.name == "stablehlo.while":
+        if one.name == LOOP or _has_loop(one):
             groups += [one, []]
         else:
             groups[-1].append(one)  # type: ignore[union-attr]
-    pieces: list[Part | Loop] = []
+    pieces: list[Part | Loop | Branch] = []
     later = set(block.results)
     for place, group in reversed(list(enumerate(groups))):  # from the end, so that it is known what is wanted later
         if isinstance(group, Operation):
-            loop = _loop(group, types, constants)
-            later = (later - set(loop.gives)) | set(loop.takes) | set(loop.seen)
-            pieces.insert(0, loop)
+            whole = _loop(group, types, constants) if group.name == LOOP else _branch(group, types, constants)
+            takes_of = whole.takes if isinstance(whole, Loop) else (whole.index,)
+            later = (later - set(whole.gives)) | set(takes_of) | set(whole.seen)
+            pieces.insert(0, whole)
             continue
         missing = [constants[name] for name in later if not place and name in constants and name not in own]
         made = [name for one in (*missing, *group) for name in one.outputs if name in later]
@@ -153,13 +168,29 @@ def _part(group: Sequence[Operation], made: Sequence[str], types: Mapping[str, T
 
 
 def _loop(one: Operation, types: Mapping[str, Type], constants: Mapping[str, Operation]) -> Loop:
-    condition, body = one.regions
-    free = _free(condition) | _free(body)
+    seen, (condition, body) = _regions(one, types, constants)
+    return Loop(condition, body, one.inputs, seen, one.outputs)
+
+
+def _branch(one: Operation, types: Mapping[str, Type], constants: Mapping[str, Operation]) -> Branch:
+    seen, blocks = _regions(one, types, constants)
+    return Branch(tuple(blocks), one.inputs[0], seen, one.outputs)
+
+
+def _regions(one: Operation, types: Mapping[str, Type], constants: Mapping[str, Operation]
+             ) -> tuple[tuple[str, ...], list[Split]]:
+    """The regions of an operation in pieces, and what they see of what stands around."""
+    free = {name for region in one.regions for name in _free(region)}
     free |= {name for one in _again(free, constants) for name in one.inputs}
     free -= constants.keys()
     seen = tuple(name for name in types if name in free)
     around = [(name, types[name]) for name in seen]
-    return Loop(_split(condition, around, constants), _split(body, around, constants), one.inputs, seen, one.outputs)
+    return seen, [_split(region, around, constants) for region in one.regions]
+
+
+def _has_loop(one: Operation) -> bool:
+    """Is it a branch with a loop in it?"""
+    return one.name in BRANCHES and any(inner.name == LOOP for region in one.regions for inner in operations(region))
 
 
 def _made_of_sizes(one: Operation, known: Mapping[str, Operation]) -> bool:
@@ -184,11 +215,11 @@ def _again(names: Iterable[str], constants: Mapping[str, Operation]) -> list[Ope
     return [one for name, one in constants.items() if name in wanted]
 
 
-def _used(operations: Sequence[Operation]) -> set[str]:
+def _used(group: Sequence[Operation]) -> set[str]:
     """Names that operations read and do not make."""
     made: set[str] = set()
     found: set[str] = set()
-    for one in operations:
+    for one in group:
         found |= set(one.inputs) - made
         for region in one.regions:
             found |= _free(region) - made
