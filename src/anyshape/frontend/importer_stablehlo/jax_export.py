@@ -20,7 +20,7 @@ from anyshape.frontend.importer_stablehlo.module import Module
 from anyshape.frontend.importer_stablehlo.reader import read
 
 with needed_by("anyshape.compile_jax"):
-    from jax import Array, dtypes, export, random, tree_util
+    from jax import Array, dtypes, export, numpy, random, tree_util
 
 
 def module_of(exported: Any) -> Module:
@@ -80,8 +80,8 @@ class JaxCallable:
                                  do="pass keys of that generator (jax.random.key)")
         found = self.program(*(_as_jax(leaves[place]) for place in self.exported.module_kept_var_idx))
         results = found if len(self.program.results) != 1 else (found,)
-        results = [random.wrap_key_data(one, impl=kind.dtype._impl.name) if _is_key(kind) else one
-                   for one, kind in zip(results, self.exported.out_avals, strict=True)]
+        results = [random.wrap_key_data(one, impl=random.key_impl(numpy.empty((), kind.dtype)))
+                   if _is_key(kind) else one for one, kind in zip(results, self.exported.out_avals, strict=True)]
         return tree_util.tree_unflatten(self.exported.out_tree, results)
 
     def deployable(self) -> Deployable:
