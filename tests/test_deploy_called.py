@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.base.errors import ConfigError, InputError, Unsupported
-from deploying import alone
+from anyshape.artifact.check import check
+from anyshape.artifact.format import safetensors
+from anyshape.base.errors import ArtifactError, ConfigError, InputError, Unsupported
+from deploying import alone, members_of, with_members
 
 RUN = """
     import sys, numpy as np, anyshape
@@ -89,17 +92,15 @@ class ByBatch(nn.Module):
 
 
 @pytest.mark.parametrize("python", [False, True])
-def test_a_size_of_1_that_is_another_program_is_refused(tmp_path: Path, python: bool) -> None:
+def test_a_size_of_1_that_is_another_program(tmp_path: Path, python: bool) -> None:
     module = ByBatch(python)
     fast = anyshape.compile(module)
     fast(torch.randn(4, 3, 2))
     anyshape.save(fast, tmp_path / "f.any")
     with anyshape.load(tmp_path / "f.any", trust_native=True) as run:
-        for sizes in ((5, 1, 3), (2, 7, 1)):
+        for sizes in ((5, 1, 3), (2, 7, 1), (1, 3, 2), (1, 1, 5)):
             x = torch.randn(sizes)
             torch.testing.assert_close(run(x), module(x))
-        with pytest.raises(InputError, match="does not take these sizes"):
-            run(torch.randn(1, 3, 2))
 
 
 def test_tied_weights_take_a_batch_of_one(tmp_path: Path) -> None:
@@ -217,3 +218,67 @@ def test_sizes_that_become_numbers_of_python_are_free_in_a_file(tmp_path: Path):
             for batch, length in ((3, 5), (7, 2), (1, 11), (2, 1), (0, 3)):
                 x, lengths = torch.randn(batch, length, 4), torch.rand(batch)
                 torch.testing.assert_close(run(x, lengths), model(x, lengths))
+
+
+class Asks(nn.Module):
+    """A size of 1 is another program, in each of two sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.into(x)
+        if x.shape[0] != 1:
+            y = y * 2
+        return y.cumsum(1) if x.shape[1] > 1 else y - 3
+
+
+def test_sizes_of_1_that_are_programs_of_their_own(tmp_path: Path) -> None:
+    model = Asks().eval()
+    fast = anyshape.compile(model)
+    data = {}
+    with torch.no_grad():
+        fast(torch.randn(3, 5, 4))
+        path = anyshape.save(fast, tmp_path / "f.any", tests=[(np.ones((1, 3, 4), "f4"),), (np.ones((2, 3, 4), "f4"),)])
+        for number, sizes in enumerate([(3, 5), (1, 5), (3, 1), (1, 1), (7, 2)]):
+            x = torch.randn(*sizes, 4)
+            data |= {f"x{number}": x.numpy(), f"y{number}": model(x).numpy()}
+    np.savez(tmp_path / "f.npz", **data)
+    assert alone(RUN, path, tmp_path / "f.npz").startswith("same")
+    with anyshape.load(path) as run:
+        for number in range(len(data) // 2):
+            np.testing.assert_allclose(run(data[f"x{number}"]), data[f"y{number}"], rtol=1e-5, atol=1e-6)
+        with pytest.raises(InputError, match="does not take these sizes"):
+            run(np.ones((0, 5, 4), "f4"))
+        assert run.bytes_of([data["x3"]]) < run.bytes_of([data["x0"]])
+        assert "or dim 0 of x is 1, dim 1 of x is 1" in run.describe()
+    members = members_of(path)
+    assert members.keys() >= {"graph.3.txt", "plan.3.txt", "kernels.3.txt"} and "graph.4.txt" not in members
+    assert len(safetensors.decode(memoryview(members["weights.safetensors"]), "")) == 2
+    assert json.loads(members["format.json"])["version"] == 4
+    assert "where dim 0 of x is 1, dim 1 of x is 1" in str(check(path))
+
+
+def test_a_stranger_s_programs_for_sizes(tmp_path: Path) -> None:
+    fast = anyshape.compile(Asks().eval())
+    with torch.no_grad():
+        fast(torch.randn(3, 5, 4))
+        members = members_of(anyshape.save(fast, tmp_path / "f.any", native=False))
+    head = json.loads(members["format.json"])
+    first, *_ = head["special"]
+    other = {**first["signature"], "args": ["tuple", [0, 0]]}
+    for special in ("none", [1], [first] * 8, [{**first, "sizes": []}], [{**first, "sizes": [[1, 0, 1]]}],
+                    [{**first, "sizes": [[0, 0]]}], [{**first, "sizes": [[0, 0, -1]]}], [{**first, "signature": other}],
+                    [{**first, "weights": [[0, "nowhere"]]}], [{"sizes": first["sizes"]}]):
+        text = json.dumps({**head, "special": special}).encode()
+        with pytest.raises(ArtifactError):
+            anyshape.load(with_members(tmp_path / "g.any", {**members, "format.json": text}))
+    missing = {name: data for name, data in members.items() if name != "graph.1.txt"}
+    with anyshape.load(with_members(tmp_path / "h.any", missing)) as run:
+        run(np.ones((3, 5, 4), "f4"))
+        with pytest.raises(ArtifactError, match=r"graph\.1\.txt is missing"):
+            run(np.ones((1, 1, 4), "f4"))
+    swapped = {**members, "graph.1.txt": members["graph.txt"]}  # whose program does not take that size
+    with anyshape.load(with_members(tmp_path / "i.any", swapped)) as run, pytest.raises(InputError):
+        run(np.ones((1, 1, 4), "f4"))

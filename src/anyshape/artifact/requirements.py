@@ -14,7 +14,7 @@ WITH_VECTORS = 2  # the version of files with test vectors, which readers of ver
 WITH_NAMES = 3  # of files whose results have names of the model's, with test vectors or without
 WITH_SPECIAL = 4  # of files with programs for special sizes, with or without the above
 VERSIONS = (VERSION, WITH_VECTORS, WITH_NAMES, WITH_SPECIAL)
-MOST_SPECIAL = 15  # programs for special sizes
+MOST_SPECIAL = 7  # programs for special sizes
 # library steps that are native, or numpy's where they are not (artifact/host_steps.py)
 NATIVE = (*PRODUCTS, "attention", "recurrence", "recurrence_bytes", "direct_conv", "conv_bytes", "grouped_conv",
           *GROUPED, *ROUTING)

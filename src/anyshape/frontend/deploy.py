@@ -12,7 +12,9 @@ import torch
 
 from anyshape.artifact.deployable import Deployable
 from anyshape.artifact.format.signature import InputSpec, Signature
+from anyshape.artifact.requirements import check
 from anyshape.artifact.save import save
+from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.compiled import PlannedGraph
 from anyshape.frontend.callables.compiled_callable import CompiledCallable
@@ -22,6 +24,7 @@ from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.frontend.symbols import exported_guards
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import Window
 from anyshape.sym import expr
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
@@ -53,16 +56,44 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     compilation, target = called.compilation, called.target
     sizes = frozenset(words for capture in compilation.captures for _, words, _ in capture.sizes)
     config = compilation.config
-    exported = export_called(target, compilation.calls, sizes, config.dynamic)
+    exported, *special = export_called(target, compilation.calls, sizes, config.dynamic)
     try:
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
-            compiled = compile_exported(exported, config, layouts=False)
-        return save(deployable(compiled), path, native, tests)
+            first = deployable(compile_exported(exported, config, layouts=False))
+            others = [one for one in (_special(first, program, config) for program in special) if one is not None]
+        # the most particular first, which is the one that a call takes
+        program = replace(first, special=tuple(sorted(others, key=lambda one: -len(one[0]))))
+        return save(program, path, native, tests)
     except Unsupported as error:
         if not getattr(target, "training", False):
             raise
         raise Unsupported(error.what, where=error.where, why=error.why,
                           do="the module is in training mode: model.eval(), then save it") from error
+
+
+def _special(first: Deployable, exported: torch.export.ExportedProgram, config: Config
+             ) -> tuple[tuple[tuple[int, int, int], ...], Deployable] | None:
+    """A program of which some sizes are 1, as a file has it, with these sizes; None: it cannot be deployed beside the
+    first, which then refuses them in a call."""
+    try:
+        found = deployable(compile_exported(exported, config, layouts=False))
+        check(found.planned.plan, found.planned.name, found.weights)
+    except Unsupported:
+        return None
+    sizes = [(number, dim, size) for number, (one, other) in enumerate(
+                 zip(first.signature.inputs, found.signature.inputs, strict=True)) if one.kind == "array"
+             for dim, (wide, size) in enumerate(zip(first.graph.inputs[one.position].tensor.shape,
+                                                    found.graph.inputs[other.position].tensor.shape, strict=True))
+             if isinstance(size, int) and not isinstance(wide, int)]
+    alike = found.signature.is_like(first.signature) and all(size == 1 for *_, size in sizes) and _gives(
+        found) == _gives(first)
+    return (tuple(sizes), found) if alike and sizes else None
+
+
+def _gives(program: Deployable) -> list[str | None]:
+    """The dtypes of a program's results; "" of sizes."""
+    return [one.type.dtype if isinstance(one, Window) else None if one is None else ""
+            for one in program.planned.plan.outputs]
 
 
 def deployable(compiled: ExportedCallable) -> Deployable:

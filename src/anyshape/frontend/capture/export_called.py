@@ -1,6 +1,6 @@
 """`torch.export` of a module or function that was compiled as it is, by the calls that were traced, with dynamic shapes
 where its programs have symbols: what `anyshape.save` saves. Sizes of 0 and 1 are taken, too, where guards hold and
-shapes come out as predicted there.
+shapes come out as predicted there; where a size of 1 is another program, that is exported, too.
 """
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.artifact.requirements import MOST_SPECIAL
 from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
 from anyshape.frontend.capture import exported_sizes
 from anyshape.frontend.capture.meta_kernels import tracing_settings
@@ -27,10 +28,10 @@ EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), input
 
 
 def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
-                  ) -> torch.export.ExportedProgram:
+                  ) -> list[torch.export.ExportedProgram]:
     """The target as an exported program that takes what `calls` took, at other sizes. Where it can be shown that sizes
-    of 0 and 1 do nothing else than larger ones, it takes them too. It is to be compiled under the settings of
-    `all_sizes_traced`.
+    of 0 and 1 do nothing else than larger ones, it takes them too; where it does not take a size of 1, programs follow
+    in which that is fixed. They are to be compiled under the settings of `all_sizes_traced`.
 
     Args:
         symbols: sizes that are symbols of a program, such as "dim 0 of x".
@@ -53,10 +54,12 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
             error = found
             continue
         if not dynamic:
-            return exported
+            return [exported]
         if one is call or _is_free(exported, one, call):
             exported, strict = _freed(exported, module, one, signature, symbols)
-            return _with_small(exported, module, one, signature, strict)
+            export = _Export(module, signature, strict)
+            exported = export.with_small(exported, one)
+            return [exported, *export.with_ones(exported, one)]
     assert error is not None
     if isinstance(error, AnyShapeError):
         raise error
@@ -104,21 +107,51 @@ def _names(call: TracedCall, signature: inspect.Signature) -> list[list[tuple[st
             for number, (place, leaf) in enumerate(leaves)]
 
 
-def _with_small(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
-                signature: inspect.Signature, strict: bool) -> torch.export.ExportedProgram:
-    """The same with ranges that begin at 0 or 1, for all sizes for which that is as good, or else as it is."""
-    for floor in range(LEAST):
-        least: dict[tuple[int, int], int] = {}
-        with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
-            for _ in range(2):
-                with all_sizes_traced():
-                    found = _exported(module, call, signature, True, least, floor, strict)
-                    judged = exported_sizes.least_sizes(found, False)
-                ranges = found.range_constraints
-                if all(int(ranges[symbol].lower) == low for symbol, low in judged.items()):
+class _Export(NamedTuple):
+    """How a module is exported."""
+
+    module: torch.nn.Module
+    signature: inspect.Signature
+    strict: bool
+
+    def with_small(self, exported: torch.export.ExportedProgram, call: TracedCall, floor: int = 0
+                   ) -> torch.export.ExportedProgram:
+        """The same with ranges that begin at 0 or 1, for all sizes for which that is as good, or else as it is. floor:
+        where they may begin."""
+        for low in range(floor, LEAST):
+            least: dict[tuple[int, int], int] = {}
+            with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
+                for _ in range(2):
+                    with all_sizes_traced():
+                        found = _exported(self.module, call, self.signature, True, least, low, self.strict)
+                        judged = exported_sizes.least_sizes(found, False)
+                    ranges = found.range_constraints
+                    if all(int(ranges[symbol].lower) == size for symbol, size in judged.items()):
+                        return found
+                    least |= {place: judged[symbol] for place, symbol in exported_sizes.symbols(found).items()}
+        return exported
+
+    def with_ones(self, exported: torch.export.ExportedProgram, call: TracedCall
+                  ) -> list[torch.export.ExportedProgram]:
+        """Programs for sizes of 1 that the exported one does not take, each alone and then several, at most
+        MOST_SPECIAL."""
+        found: list[torch.export.ExportedProgram] = []
+        open_ = [(exported, call, (-1, -1))]  # sizes up to that place have had their turn
+        for wider, its_call, after in open_:
+            places: dict[Any, list[tuple[int, int]]] = {}
+            for place, symbol in exported_sizes.symbols(wider).items():
+                if wider.range_constraints[symbol].lower == LEAST:
+                    places.setdefault(symbol, []).append(place)
+            for ones in [ones for ones in places.values() if ones[0] > after]:
+                if len(found) == MOST_SPECIAL:
                     return found
-                least |= {place: judged[symbol] for place, symbol in exported_sizes.symbols(found).items()}
-    return exported
+                at_one = its_call.resized(lambda number, dim, size, ones=ones: 1 if (number, dim) in ones else size)
+                with contextlib.suppress(Exception):  # the border to torch's tracer: the module does not take this size
+                    with all_sizes_traced():
+                        special = _exported(self.module, at_one, self.signature, True, strict=self.strict)
+                    found.append(self.with_small(special, at_one, 1))
+                    open_.append((found[-1], at_one, ones[0]))
+        return found
 
 
 class _Function(torch.nn.Module):

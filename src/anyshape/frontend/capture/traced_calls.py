@@ -64,16 +64,20 @@ class TracedCall:
 
     def widened(self, is_free: Callable[[int, int], bool]) -> TracedCall:
         """The same with LEAST for smaller sizes that are free. is_free: is told the tensor's number and its dim."""
+        return self.resized(lambda number, dim, size: LEAST if size < LEAST and is_free(number, dim) else size)
+
+    def resized(self, size_of: Callable[[int, int, int], int]) -> TracedCall:
+        """The same with other sizes. size_of: is told the tensor's number, its dim and its size."""
         numbers = itertools.count()
 
-        def widen(leaf: Any) -> Any:
+        def resize(leaf: Any) -> Any:
             if not isinstance(leaf, Described):
                 return leaf
             number = next(numbers)
-            return Described(tuple(LEAST if size < LEAST and is_free(number, dim) else size
-                                   for dim, size in enumerate(leaf.sizes)), leaf.dtype, leaf.device)
+            return Described(tuple(size_of(number, dim, size) for dim, size in enumerate(leaf.sizes)), leaf.dtype,
+                             leaf.device)
 
-        arguments, keywords = pytree.tree_map(widen, (self.arguments, dict(self.keywords)))
+        arguments, keywords = pytree.tree_map(resize, (self.arguments, dict(self.keywords)))
         return TracedCall(arguments, keywords, self.autocast)
 
     def __str__(self) -> str:
