@@ -196,6 +196,8 @@ def test_a_file_takes_sizes_at_which_a_result_lies_otherwise(tmp_path: Path) -> 
             for n in (1, 3):
                 x = torch.randn(n, 4, 4, 6)
                 torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 class InPython(nn.Module):
     """Numbers of Python's made of sizes, which a trace by running the module fixes."""
 

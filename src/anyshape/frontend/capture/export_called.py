@@ -81,12 +81,13 @@ def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call
     fixed = _fixed(exported, call, signature, symbols)
     if not fixed:
         return exported, False
-    with contextlib.suppress(Exception):  # the border to torch's tracer: what is there already will do
+    try:
         with all_sizes_traced():  # with what mends Dynamo's bugs
             found = _exported(module, call, signature, True, strict=True)
-        if _fixed(found, call, signature, symbols) < fixed and not exported_sizes.fixed_by_floats(found):
-            return found, True
-    return exported, False
+    except Exception:  # the border to torch's tracer: what is there already will do
+        return exported, False
+    is_freer = _fixed(found, call, signature, symbols) < fixed and not _has_fixed(found)
+    return (found, True) if is_freer else (exported, False)
 
 
 def _fixed(exported: torch.export.ExportedProgram, call: TracedCall, signature: inspect.Signature,
@@ -96,6 +97,11 @@ def _fixed(exported: torch.export.ExportedProgram, call: TracedCall, signature: 
     return sum(not exported_sizes.is_open(size) and not symbols.isdisjoint(words)
                for tensor, names in zip(tensors, _names(call, signature), strict=True)
                for size, words in zip(tensor.shape, names, strict=True))
+
+
+def _has_fixed(exported: torch.export.ExportedProgram) -> bool:
+    """Whether a symbol of the exported program is one number by its guards."""
+    return any(low == high for low, high in exported_sizes.limited(exported).values())
 
 
 def _names(call: TracedCall, signature: inspect.Signature) -> list[list[tuple[str, str]]]:
@@ -236,7 +242,7 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
 
 def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
     """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
-    if any(low == high for low, high in exported_sizes.limited(exported).values()):
+    if _has_fixed(exported):
         return False
     shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
     return all(exported_sizes.is_open(size) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),
