@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import anyshape
 from anyshape.artifact.check import check
@@ -284,3 +285,18 @@ def test_a_stranger_s_programs_for_sizes(tmp_path: Path) -> None:
     swapped = {**members, "graph.1.txt": members["graph.txt"]}  # whose program does not take that size
     with anyshape.load(with_members(tmp_path / "i.any", swapped)) as run, pytest.raises(InputError):
         run(np.ones((1, 1, 4), "f4"))
+def test_sizes_that_are_rounded_are_free_in_a_file(tmp_path: Path) -> None:
+    def rounded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n, m = x.shape
+        padded = F.pad(x, (0, int(math.ceil(m / 4) * 4 - m)))
+        smaller = F.interpolate(padded[None, None], size=[int(n * 0.5), m])
+        return (smaller, F.interpolate(x[None, None], scale_factor=0.5), x[:int(n / 2)], x[:round(n / 2)],
+                x[round(m / 3):], torch.arange(0, n, 2.5), torch.arange(0, n / 2), x[:int(n // 1.5)])
+
+    fast = anyshape.compile(rounded)
+    fast(torch.randn(4, 6))
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    with anyshape.load(tmp_path / "f.any") as run:
+        for sizes in ((4, 6), (5, 7), (6, 11), (7, 5), (101, 33)):
+            x = torch.randn(sizes)
+            torch.testing.assert_close(run(x), rounded(x))

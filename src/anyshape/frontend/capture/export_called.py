@@ -86,22 +86,18 @@ def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call
             found = _exported(module, call, signature, True, strict=True)
     except Exception:  # the border to torch's tracer: what is there already will do
         return exported, False
-    is_freer = _fixed(found, call, signature, symbols) < fixed and not _has_fixed(found)
-    return (found, True) if is_freer else (exported, False)
+    return (found, True) if _fixed(found, call, signature, symbols) < fixed else (exported, False)
 
 
 def _fixed(exported: torch.export.ExportedProgram, call: TracedCall, signature: inspect.Signature,
            symbols: frozenset[str]) -> int:
-    """How many sizes of the call are numbers in the exported program and symbols of a compiled one."""
+    """How many sizes of the call are symbols of a compiled program and numbers in the exported one, or such that what
+    is computed of them is a number in it."""
     tensors = [value for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
-    return sum(not exported_sizes.is_open(size) and not symbols.isdisjoint(words)
+    asked = exported_sizes.made_numbers(exported)
+    return sum(not symbols.isdisjoint(words) and (not exported_sizes.is_open(size) or size.node.expr in asked)
                for tensor, names in zip(tensors, _names(call, signature), strict=True)
                for size, words in zip(tensor.shape, names, strict=True))
-
-
-def _has_fixed(exported: torch.export.ExportedProgram) -> bool:
-    """Whether a symbol of the exported program is one number by its guards."""
-    return any(low == high for low, high in exported_sizes.limited(exported).values())
 
 
 def _names(call: TracedCall, signature: inspect.Signature) -> list[list[tuple[str, str]]]:
@@ -242,7 +238,7 @@ def _attempts(call: TracedCall, calls: Sequence[TracedCall], signature: inspect.
 
 def _is_free(exported: torch.export.ExportedProgram, wide: TracedCall, call: TracedCall) -> bool:
     """Whether what is wider than in the call is a symbol of the exported program: it depends on no such number."""
-    if _has_fixed(exported):
+    if any(low == high for low, high in exported_sizes.limited(exported).values()):
         return False
     shapes = [value.shape for value in exported_sizes.given(exported) if isinstance(value, torch.Tensor)]
     return all(exported_sizes.is_open(size) for shape, wider, sizes in zip(shapes, wide.sizes(), call.sizes(),

@@ -15,6 +15,7 @@ from anyshape.frontend.capture.small_size_guard import PredictedShapes
 from anyshape.frontend.capture.traced_calls import LEAST
 from anyshape.frontend.symbols.exported_guards import limits, value_at
 from anyshape.frontend.symbols.guard_facts import is_of_several
+from anyshape.torch_compat.formulas import functions as ops
 from anyshape.torch_compat.tracing import settings
 
 MOST_JUDGED = 24  # combinations of small sizes that are judged for one more size
@@ -67,6 +68,13 @@ def least_sizes(exported: torch.export.ExportedProgram, layouts: bool = True) ->
     for node in gm.graph.nodes:
         del node.meta["example_value"]
     return least
+
+
+def made_numbers(exported: torch.export.ExportedProgram) -> set[Any]:
+    """Symbols of which something is a number by a guard, as by `int(size / 2)`; but for remainders, which layouts ask."""
+    return {symbol for guard in guards(exported) if isinstance(guard, sympy.Eq) and len(guard.free_symbols) == 1
+            and any(side.is_number for side in guard.args) and not isinstance(guard.args[0], (ops.Mod, ops.PythonMod))
+            for symbol in guard.free_symbols}
 
 
 def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int | None]]:

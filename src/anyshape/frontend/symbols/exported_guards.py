@@ -32,9 +32,10 @@ def limits(guards: Sequence[Any], env: Any, hints: Mapping[Any, int]) -> dict[An
     `hints` tells. Of a guard of several symbols it is that value alone."""
     found: dict[Any, tuple[int, int | None]] = {}
     relations = list(dict.fromkeys(_relations(guards, hints)))
-    # what makes floats equal to a number is a range, too, which says more to a reader
+    # what is equal to a number at a few sizes in a row is a range, too, which says more to a reader
     equal = [one for one in relations if isinstance(one, sympy.Eq) and len(one.free_symbols) == 1
-             and one.atoms(sympy.Float) and any(side.is_number for side in one.args)]
+             and any(side.is_number and (other.atoms(sympy.Float) or _grows(other))
+                     for side, other in (one.args, one.args[::-1]))]
     for guard in [*equal, *_importer(env, {}).conditions(one for one in relations if one not in equal)[1]]:
         symbols = sorted(guard.free_symbols & hints.keys(), key=str)
         for symbol in symbols:

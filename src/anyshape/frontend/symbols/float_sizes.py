@@ -41,9 +41,9 @@ def ratio_of(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
         return value.args[0], sympy.Integer(1)
     if isinstance(value, (ops.IntTrueDiv, ops.FloatTrueDiv)):
         top, bottom = (ratio_of(part) for part in value.args)
-        if top is None or bottom is None or top[1] != 1 or bottom[1] != 1:
+        if top is None or bottom is None or not (_is_power_of_two(top[1]) and _is_power_of_two(bottom[1])):
             return None
-        return top[0], bottom[0]
+        return top[0] * bottom[1], top[1] * bottom[0]  # of two floats that are exact: rounded once
     if isinstance(value, sympy.Float):
         number = float(value)
         if not math.isfinite(number):
@@ -56,7 +56,7 @@ def ratio_of(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
         result = sympy.Integer(1), sympy.Integer(1)
         for part in value.args:
             ratio = ratio_of(part)
-            if ratio is None or not ratio[1].is_Integer or int(ratio[1]) & (int(ratio[1]) - 1):
+            if ratio is None or not _is_power_of_two(ratio[1]):
                 return None
             result = result[0] * ratio[0], result[1] * ratio[1]
         return result
@@ -66,6 +66,10 @@ def ratio_of(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
     if isinstance(value, sympy.Add):
         return _sum(value)
     return None
+
+
+def _is_power_of_two(value: sympy.Basic) -> bool:
+    return value.is_Integer and not int(value) & (int(value) - 1)
 
 
 def _sum(value: sympy.Add) -> tuple[sympy.Basic, sympy.Basic] | None:

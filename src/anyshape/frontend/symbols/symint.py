@@ -388,11 +388,21 @@ def _rounded(up: bool, nearest: bool = False) -> Callable[[SymIntImporter, sympy
         if bottom == 1:
             return sizes.from_sympy(top)
         if nearest:
-            raise cannot(value)
+            return _nearest(sizes, top, bottom)
         if up:
             return -_divide(sizes, -top, bottom)
         return _divide(sizes, top, bottom)
     return convert
+
+
+def _nearest(sizes: SymIntImporter, top: sympy.Basic, bottom: sympy.Basic) -> Size:
+    """The whole number nearest to a quotient, of two the even one, as Python's round gives it."""
+    a, b = sizes.from_sympy(top), sizes.from_sympy(bottom)
+    if not isinstance(b, int) or b <= 0:
+        raise cannot(top / bottom)
+    if b % 2:
+        return expr.floordiv(a + b // 2, b)  # no quotient is in the middle of two
+    return expr.floordiv(a + b // 2 - 1 + expr.mod(expr.floordiv(a, b), 2), b)
 
 
 def _trunc(sizes: SymIntImporter, value: sympy.Basic) -> Size:

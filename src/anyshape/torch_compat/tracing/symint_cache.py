@@ -382,6 +382,8 @@ def _square_of_root(condition: Any, guard_of: Callable[[Any], bool]) -> bool | N
     if not is_relation or not node.has_hint() or len(formula.free_symbols) != 1 or not formula.has(Rounded):
         return None
     left, right = formula.args
+    if left.is_number or right.is_number:
+        return None  # as whether int(0.5 * n) is 2
     hints = traced_values(env)
     numbers = [side.xreplace({symbol: sympy.Integer(hints[symbol]) for symbol in side.free_symbols})
                for side in (left, right) if all(symbol in hints for symbol in side.free_symbols)]
