@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.frontend.symbols import exported_guards
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import ExternStep
+from anyshape.runtime.numpy_ops import draws
 from anyshape.sym import expr
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
@@ -57,7 +60,12 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     try:
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             compiled = compile_exported(exported, config, layouts=False)
-        return save(deployable(compiled), path, native, tests)
+        found = deployable(compiled)
+        if getattr(target, "training", False) and any(
+                isinstance(step, ExternStep) and draws(step.target) for step in found.planned.plan.steps):
+            warnings.warn("the file draws random numbers in each call\n  why: so does the module, which is in training "
+                          "mode\n  do:  model.eval() before saving, if they are for training alone", stacklevel=4)
+        return save(found, path, native, tests)
     except Unsupported as error:
         if not getattr(target, "training", False):
             raise
