@@ -49,12 +49,14 @@ def test_without_the_packages_of_importers_programs_of_pytorch_are_saved() -> No
                                       dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         with tempfile.TemporaryDirectory() as folder:
             print(anyshape.save(anyshape.compile(program), folder + "/model.any").name)
-        for door, package in ((anyshape.compile_onnx, "onnx"), (anyshape.compile_stablehlo, "jaxlib")):
+        for door in (anyshape.compile_onnx, anyshape.compile_stablehlo, anyshape.jax.jit, anyshape.compile_tensorflow):
             try:
                 door("")
             except anyshape.AnyShapeError as error:
                 print(error.what, "|", error.do)
-        """, blocked=("onnx", "onnxruntime", "jax", "jaxlib"))
+        """, blocked=("onnx", "onnxruntime", "jax", "jaxlib", "tensorflow"))
     assert said.splitlines() == [
         "model.any", "anyshape.compile_onnx needs the package onnx | pip install 'anyshape[onnx]'",
-        "anyshape.compile_stablehlo needs the package jaxlib | pip install 'anyshape[jax]'"]
+        "anyshape.compile_stablehlo needs the package jaxlib | pip install 'anyshape[jax]'",
+        "anyshape.jax.jit needs the package jaxlib | pip install 'anyshape[jax]'",
+        "anyshape.compile_tensorflow needs the package jaxlib | pip install 'anyshape[tensorflow]'"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import random
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from anyshape.artifact.load import load
 from anyshape.tools.serve.app import Settings
 from anyshape.tools.serve.batching import Batcher, Job
 from anyshape.tools.serve.command import address_of, listening_at
+from anyshape.tools.serve.compression import PIECE, Decompressor
 from anyshape.tools.serve.connections import BoundedProtocol, protocol_of
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
@@ -64,7 +67,7 @@ def test_metadata_health_and_metrics(model: Served) -> None:
     with server(model) as (port, _):
         client = Client(port)
         assert json.loads(client.send("GET", "/v2")[1])["extensions"] == [
-            "binary_tensor_data", "model_configuration", "statistics"]
+            "binary_tensor_data", "model_configuration", "model_repository", "statistics"]
         assert json.loads(client.send("GET", "/v2/models/encoder")[1]) == {
             "name": "encoder", "versions": ["1"], "platform": "anyshape",
             "inputs": [{"name": "ids", "datatype": "INT64", "shape": [-1, -1]}],
@@ -75,10 +78,14 @@ def test_metadata_health_and_metrics(model: Served) -> None:
             "output": [{"name": "result", "data_type": "TYPE_FP32", "dims": [-1, -1, 50]}]}
         for path in ("health/live", "health/ready", "models/encoder/ready", "models/encoder/versions/1/ready"):
             assert client.send("GET", f"/v2/{path}")[0] == 200
+        assert json.loads(client.send("POST", "/v2/repository/index", b"{}")[1]) == [
+            {"name": "encoder", "version": "1", "state": "READY", "reason": ""}]
+        assert error_of(*client.send("POST", "/v2/repository/models/encoder/unload")[:2])[0] == 400
         for path in ("/v2/models/other", "/v2/models/encoder/versions/2", "/nothing"):
             status, text = error_of(*client.send("GET", path)[:2])
             assert status == 404
-        assert error_of(*client.send("GET", "/v2/models/encoder/infer")[:2])[0] == 405
+        status, answer, said = client.send("GET", "/v2/models/encoder/infer")
+        assert error_of(status, answer)[0] == 405 and said["Allow"] == "POST"
         client.infer("encoder", ids=ids(2, 5).numpy())
         text = client.send("GET", "/metrics")[1].decode()
         assert 'anyshape_requests_total{model="encoder",status="200"} 1.0' in text
@@ -370,7 +377,8 @@ def test_bodies_that_come_in_pieces_late_or_compressed() -> None:
         assert status(head + b"Transfer-Encoding: chunked\r\n\r\n",
                       b"800\r\n" + b" " * 0x800 + b"\r\n0\r\n\r\n") == b"HTTP/1.1 413"
         assert status(head + b"Content-Length: 50\r\n\r\n{") == b"HTTP/1.1 408"
-        assert status(head + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}") == b"HTTP/1.1 415"
+        assert status(head + b"Content-Length: 2\r\nContent-Encoding: gzip\r\n\r\n{}") == b"HTTP/1.1 400"
+        assert status(head + b"Content-Length: 2\r\nContent-Encoding: br\r\n\r\n{}") == b"HTTP/1.1 415"
         whole = b"Content-Length: %d\r\nContent-Encoding: Identity\r\n\r\n" % len(body) + body
         assert status(head + whole) == b"HTTP/1.1 200"
         assert status(head + b"Content-Length: 2\r\nInference-Header-Content-Length: x\r\n\r\n{}") == b"HTTP/1.1 400"
@@ -384,6 +392,64 @@ def test_bodies_that_come_in_pieces_late_or_compressed() -> None:
             time.sleep(0.01)
         assert 'status="500"' not in said
         client.close()
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_compressed_requests_are_read(coding: str, binary: bool) -> None:
+    x = np.arange(30_000, dtype=np.float32).reshape(3, -1)  # in several parts and pieces
+    body, headers = request_of(binary, x=x)
+    small = gzip.compress(body[:40]) + gzip.compress(body[40:]) if coding == "gzip" else zlib.compress(body)
+    with server(Doubling()) as (port, _):
+        client = Client(port)
+        status, answer, _ = client.send("POST", PATH, small, headers | {"Content-Encoding": coding})
+        assert status == 200
+        assert answer == client.send("POST", PATH, body, headers)[1]
+        for wrong in (small[:-9], small + b"rubbish", body):
+            status, text = error_of(*client.send("POST", PATH, wrong, headers | {"Content-Encoding": coding})[:2])
+            assert status == 400 and "not compressed" in text
+        client.close()
+
+
+def test_what_is_large_when_decompressed_is_refused() -> None:
+    bomb = zlib.compress(bytes(50_000_000))
+    assert len(bomb) < 50_000
+    decompressor = Decompressor()
+    assert max(map(len, decompressor.pieces(bomb))) <= PIECE
+    with server(Doubling(), settings=Settings(largest=1_000_000)) as (port, _):
+        client = Client(port)
+        headers = {"Content-Encoding": "deflate"}
+        assert error_of(*client.send("POST", PATH, bomb, headers)[:2])[0] == 413
+        client.close()
+        client = Client(port)
+        assert "anyshape_bytes_held 0.0" in client.send("GET", "/metrics")[1].decode()
+        client.close()
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_offer_of_another_protocol_is_passed_over(chunked: bool) -> None:
+    """Java's client makes it with the first request of a connection."""
+    body = request_of(False, x=np.ones((1, 1), np.float32))[0]
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode()
+    length = b"Transfer-Encoding: chunked\r\n\r\n" if chunked else b"Content-Length: %d\r\n\r\n" % len(body)
+    sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
+    get = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
+    with server(Doubling()) as (port, _):
+        for parts in ([head + OFFER + length + sent + get + OFFER + b"\r\n" + head + length + sent],
+                      [head + OFFER, length, sent, get, OFFER + b"\r\n", head, length + sent]):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+                for part in parts:
+                    plain.sendall(part)
+                    time.sleep(0.01 * (len(parts) > 1))
+                found = b""
+                while found.count(b"HTTP/1.1 ") < 3 or not found.endswith(b"}"):
+                    part = plain.recv(1 << 16)
+                    assert part, found
+                    found += part
+            assert found.count(b"HTTP/1.1 200") == 3 and found.count(b'"data":[2.0]') == 2
 
 
 def ended(plain: socket.socket) -> bytes:

@@ -299,7 +299,7 @@ def save(compiled: Any, path: str | os.PathLike[str], *, native: bool = True,
 
 
 def load(path: str | os.PathLike[str], *, trust_native: bool = False, threads: int = 0,
-         verify: bool = False) -> LoadedModel:
+         verify: bool = False, seed: int | None = None) -> LoadedModel:
     """Loads a file that `save` wrote. Neither torch nor, with `trust_native`, a compiler is needed.
 
         run = anyshape.load("model.any", trust_native=True)
@@ -312,15 +312,17 @@ def load(path: str | os.PathLike[str], *, trust_native: bool = False, threads: i
             user's cache, from which later processes load it about as fast.
         threads: of a call at most; 0: the cores that this process may run on.
         verify: compare all bytes of the weights with their digest, too.
+        seed: of the random numbers that its calls draw, a whole number from 0; None: the system's entropy. They are
+            numpy's, not those that PyTorch draws from the same seed. `run.seed(number)` begins anew.
 
     Raises:
         ArtifactError: it is no such file, or it needs what this machine or process has not.
-        ConfigError: `threads` is no number of threads, or a setting that is neither True nor False.
+        ConfigError: `threads` is no number of threads, `seed` no seed, or a setting that is neither True nor False.
     """
     from pathlib import Path
 
     from anyshape.artifact.load import load as load_file
-    return load_file(Path(path), trust_native, threads, verify)
+    return load_file(Path(path), trust_native, threads, verify, seed)
 
 
 def consolidate(checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *,

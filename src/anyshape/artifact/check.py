@@ -18,6 +18,7 @@ from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
+from anyshape.runtime.numpy_ops import draws
 from anyshape.runtime.specialize.shape_binding import renamed
 
 
@@ -66,6 +67,10 @@ def check(path: str | Path) -> CheckReport:
             sizes = f", where {special_text(first.signature, said.sizes)}" if said.sizes else ""
             lines.append(f"  program  {len(one.nodes)} equations, {len(kernels)} kernels, "
                          f"{len(plan.steps)} steps{sizes}")
+        drawn = {str(node.attr("target")): None for program, _, _ in programs for node in program.nodes
+                 if node.op == "extern" and draws(str(node.attr("target")))}
+        if drawn:
+            lines.append(f"  draws    random numbers: {', '.join(drawn)}")
         lines.append(f"  weights  {len(weights)} tensors, {bytes_text(bytes_)}")
         if VECTORS in container.places:
             vectors = safetensors.decode(container.part(VECTORS), f"{path}: {VECTORS}")

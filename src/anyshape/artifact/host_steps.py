@@ -17,9 +17,9 @@ from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import CopyStep, ExternStep, LibraryStep, MemoryStep, Window
 from anyshape.runtime.call.program import Program
-from anyshape.runtime.driver.numpy_driver import address_of, empty_strided, strides_of
+from anyshape.runtime.driver.numpy_driver import NumpyDriver, address_of, empty_strided, strides_of
 from anyshape.runtime.memory.pools import Block
-from anyshape.runtime.numpy_ops import call
+from anyshape.runtime.numpy_ops import call, draws
 from anyshape.runtime.numpy_ops.convolution import byte_conv, direct
 from anyshape.runtime.numpy_ops.groups import grouped, grouped_conv, routing
 from anyshape.runtime.specialize.specialization import Specialization, View
@@ -91,12 +91,21 @@ class HostSteps:
             del self.made[name]
         operands = [wide(self.array(entry, view), entry.type.dtype) if isinstance(entry, Window) else view
                     for entry, view in zip(step.inputs, views, strict=False)]
-        found = call(step.target, step.template, operands, step.where)
+        found = self._called(step, operands)
         if len(found) != len(step.outputs):
             raise _other(step, f"{len(found)} results", f"{len(step.outputs)}")
         for window, view, result in zip(step.outputs, views[len(step.inputs):], found, strict=True):
             if window is not None:
                 self._receive(step, window, view, result() if callable(result) else result, operands)
+
+    def _called(self, step: ExternStep, operands: Sequence[Any]) -> tuple[Any, ...]:
+        if not (step.effect and draws(step.target)):
+            return call(step.target, step.template, operands, step.where, step.effect)
+        driver, window = self.program.driver, step.outputs[0]
+        assert isinstance(driver, NumpyDriver)
+        with driver.random as generator:
+            return call(step.target, step.template, operands, step.where, step.effect,
+                        (generator, window.type.dtype if window is not None else "f32"))
 
     def _receive(self, step: ExternStep, window: Window, view: View, result: Array, operands: Sequence[Any]) -> None:
         sizes, strides, _ = view

@@ -64,7 +64,8 @@ class Head(NamedTuple):
     digests: Mapping[str, str]
 
 
-def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
+def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify: bool = False,
+         seed: int | None = None) -> LoadedModel:
     """Loads a file that `save` wrote; arguments, result and errors are those of `anyshape.load`."""
     if not isinstance(threads, int) or not 0 <= threads <= MOST_THREADS:
         raise ConfigError(f"threads is {threads!r}", why="it is how many threads a call may use",
@@ -79,7 +80,10 @@ def load(path: str | Path, trust_native: bool = False, threads: int = 0, verify:
         weights = safetensors.decode(container.part(WEIGHTS), f"{container.path}: {WEIGHTS}")
         if {name for one in head.programs for _, name in one.weights} != weights.keys():
             raise refused(str(container.path), "there are weights without a place, or places without weights")
-        return LoadedModel(Programs(container, head, weights, threads, trust_native), (trust_native, threads, verify))
+        model = LoadedModel(Programs(container, head, weights, threads, trust_native), (trust_native, threads, verify))
+        if seed is not None:
+            model.seed(seed)
+        return model
     except BaseException:
         container.close()
         raise
@@ -299,6 +303,20 @@ class LoadedModel:
             lines.append(f"{low} <= {shown}" + ("" if high is None else f" <= {high}"))
         lines += [f"or {special_text(self.signature, sizes)}" for _, sizes in self.special]
         return printable("\n".join(lines))
+
+    def seed(self, seed: int | None) -> None:
+        """The random numbers of later calls follow from this seed, a whole number from 0; None: from the system's
+        entropy, as they do at first.
+
+        Raises:
+            ConfigError: it is none. InputError: the program is closed.
+        """
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+            raise ConfigError(f"the seed is {seed!r:.80}", why="random numbers follow from a whole number from 0",
+                              do="pass one, or None")
+        if self.programs is None:
+            raise InputError(f"{self.path} is closed", why="close() was called", do="load it again")
+        self.programs.driver.random.seed(seed)
 
     def release(self) -> int:
         """Gives back the memory that idles; returns the bytes."""

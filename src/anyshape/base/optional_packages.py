@@ -16,25 +16,36 @@ EXTRAS = {
 }  # fmt: skip
 
 
+class MissingPackage(ConfigError):
+    """A package is not installed. package: its name. extra: what brings it."""
+
+    def __init__(self, who: str, package: str, extra: str) -> None:
+        super().__init__(f"{who} needs the package {package}", where="this environment", why="it is not installed",
+                         do=f"pip install 'anyshape[{extra}]'")
+        self.package, self.extra = package, extra
+
+
 @contextmanager
 def needed_by(who: str, extra: str = "") -> Iterator[None]:
-    """Around imports: a package of an extra that is missing becomes an error that says what to install.
+    """Around imports: a package of an extra that is missing becomes an error that says what to install. Where imports
+    are within imports, it names what the user called.
 
     Args:
         who: needs it, for the message.
         extra: to install; that of the package when left out.
 
     Raises:
-        ConfigError: a package of EXTRAS is not installed.
+        MissingPackage: a package of EXTRAS is not installed.
     """
     try:
         yield
+    except MissingPackage as error:
+        raise MissingPackage(who, error.package, extra or error.extra) from error.__cause__
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        raise ConfigError(f"{who} needs the package {package}", where="this environment", why="it is not installed",
-                          do=f"pip install 'anyshape[{extra or EXTRAS[package]}]'") from error
+        raise MissingPackage(who, package, extra or EXTRAS[package]) from error
 
 
 def check_picture() -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,8 @@ from anyshape.frontend.programs.compile_program import native
 from anyshape.frontend.programs.deployable_program import array_of
 from anyshape.frontend.symbols import exported_guards
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.program import Window
+from anyshape.plan.ir.program import ExternStep, Window
+from anyshape.runtime.numpy_ops import draws
 from anyshape.sym import expr
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
@@ -61,6 +63,10 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             first = deployable(compile_exported(exported, config, layouts=False))
             others = [one for one in (_special(first, program, config) for program in special) if one is not None]
+        if getattr(target, "training", False) and any(
+                isinstance(step, ExternStep) and draws(step.target) for step in first.planned.plan.steps):
+            warnings.warn("the file draws random numbers in each call\n  why: so does the module, which is in training "
+                          "mode\n  do:  model.eval() before saving, if they are for training alone", stacklevel=4)
         # the most particular first, which is the one that a call takes
         program = replace(first, special=tuple(sorted(others, key=lambda one: -len(one[0]))))
         return save(program, path, native, tests)

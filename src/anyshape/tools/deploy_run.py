@@ -25,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="run the machine code in the file: for files that come from you")
     parser.add_argument("--profile", action="store_true",
                         help="show how long each step takes, of a second call at these sizes")
+    parser.add_argument("--seed", type=int, help="of the random numbers that the program draws; its own each time "
+                                                 "when left out")
     parser.add_argument("--threads", type=int, default=0, help="at most; 0: as many as there are cores")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    with load(arguments.file, arguments.trust_native, arguments.threads) as model:
+    with load(arguments.file, arguments.trust_native, arguments.threads, seed=arguments.seed) as model:
         given: list[Any] = []
         named: dict[str, Any] = {}
         for word in arguments.input:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,8 +102,34 @@ _teams = Teams()
 os.register_at_fork(after_in_child=_teams.forked)
 
 
+class RandomSource:
+    """The random numbers of a driver's programs: a generator of numpy's, for one thread at a time.
+
+        with source as generator:
+            generator.random(3)
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.generator: np.random.Generator | None = None  # most programs draw none
+
+    def seed(self, seed: int | None) -> None:
+        """What is drawn from now on follows from the seed, a whole number from 0; None: from the system's entropy."""
+        with self.lock:
+            self.generator = np.random.default_rng(seed)
+
+    def __enter__(self) -> np.random.Generator:
+        self.lock.acquire()
+        if self.generator is None:
+            self.generator = np.random.default_rng()
+        return self.generator
+
+    def __exit__(self, *_error: object) -> None:
+        self.lock.release()
+
+
 class NumpyDriver:
-    """See `HostDriver`.
+    """See `HostDriver`. random: what its programs draw.
 
     Args:
         threads: how many a call may use; 0: the cores that this process may run on.
@@ -117,6 +144,7 @@ class NumpyDriver:
                       {"strides_of": strides_of, "address_of": address_of})
 
     def __init__(self, threads: int = 0) -> None:
+        self.random = RandomSource()
         count = threads or len(os.sched_getaffinity(0))
 
         def usable() -> int:

@@ -20,6 +20,7 @@ from anyshape.runtime.numpy_ops import (
     pairwise,
     placing,
     pooling,
+    random_numbers,
     recurrent,
     resize,
     sampling,
@@ -45,7 +46,7 @@ def reason_against(target: str, template: Attr, operands: int, effect: int = 0) 
     """Why numpy does not do such a call; "" where it does."""
     if target.startswith(OWN):
         return "" if target.removeprefix(OWN) in _OWN else f"there is no native routine for {target}"
-    if target not in _OPERATORS or (effect and target not in _CHECKS):
+    if target not in (random_numbers.OPERATORS if effect and target not in _CHECKS else _OPERATORS):
         return f"there is no native routine for {target}"
     try:
         check_template(template, operands)
@@ -54,14 +55,24 @@ def reason_against(target: str, template: Attr, operands: int, effect: int = 0) 
     return ""
 
 
-def call(target: str, template: Attr, operands: Sequence[Any], where: str = "") -> tuple[Any, ...]:
+def draws(target: str) -> bool:
+    """Whether an operator draws random numbers."""
+    return target in random_numbers.OPERATORS
+
+
+def call(target: str, template: Attr, operands: Sequence[Any], where: str = "", effect: int = 0,
+         drawn: tuple[Any, ...] = ()) -> tuple[Any, ...]:
     """The results of an operator on the list, for arrays (half precision as f32) and numbers; in place of a result that
     few programs read stands a function that makes it.
+
+    Args:
+        effect: of the step. drawn: what an operator that draws random numbers takes before its arguments
+            (random_numbers.py).
 
     Raises:
         VerifyError: it is not on the list, or its arguments do not fit.
     """
-    reason = reason_against(target, template, len(operands))
+    reason = reason_against(target, template, len(operands), effect)
     if reason:
         raise VerifyError(f"{target} cannot run without PyTorch", where=where, why=reason,
                           do="run the program with PyTorch")
@@ -72,8 +83,9 @@ def call(target: str, template: Attr, operands: Sequence[Any], where: str = "") 
         else:
             parts: Any = template
             arguments, keywords = parts
-            found = _OPERATORS[target](*(_value(entry, operands) for entry in arguments[1:]),
-                                       **{name: _value(entry, operands) for name, entry in keywords[1:]})
+            operator = _OPERATORS.get(target) or random_numbers.OPERATORS[target]
+            found = operator(*drawn, *(_value(entry, operands) for entry in arguments[1:]),
+                             **{name: _value(entry, operands) for name, entry in keywords[1:]})
     except AnyShapeError:
         raise
     except (ArithmeticError, AttributeError, IndexError, KeyError, MemoryError, TypeError, ValueError) as error:

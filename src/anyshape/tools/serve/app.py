@@ -1,7 +1,7 @@
 """The inference server as an ASGI application: routes of the Open Inference Protocol, health, metrics.
 
     POST /v2/models/NAME/infer    GET /v2/models/NAME    GET /v2/health/live    GET /v2/health/ready    GET /metrics
-    GET /v2/models/NAME/stats     GET /v2/models/stats       GET /v2/models/NAME/config
+    GET /v2/models/NAME/stats     GET /v2/models/stats       GET /v2/models/NAME/config    POST /v2/repository/index
 
 The event loop reads requests and writes answers; calls run in the threads of the batcher. Bytes are counted from the
 first one of a request to the last one of its answer, and what does not fit into the limit is refused.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from starlette.routing import Route
 from anyshape.base.errors import AnyShapeError
 from anyshape.base.version import __version__
 from anyshape.tools.serve.batching import Batcher, Job, Outcome, status_of
+from anyshape.tools.serve.compression import CODINGS, CompressionError, Decompressor
 from anyshape.tools.serve.memory import Budget
 from anyshape.tools.serve.metrics import Metrics
 from anyshape.tools.serve.protocol import HEADER, Array, InferRequest, RequestError, decode, encode
@@ -132,10 +133,12 @@ class Infer:
         return Response(b"".join(parts), 200, headers, media)
 
     async def read(self, request: Request, held: Held) -> tuple[int | None, bytes]:
-        """Bytes of JSON, and the body."""
-        if request.headers.get("content-encoding", "").lower() not in ("", "identity"):
-            raise RequestError(415, "the request is compressed", why="the server does not decompress",
-                               do="send it without Content-Encoding")
+        """Bytes of JSON, and the body, without its compression."""
+        coding = request.headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity", *CODINGS):
+            raise RequestError(415, f"the request is compressed by {coding[:40]}",
+                               why="the server reads gzip and deflate",
+                               do="send it by one of these, or without Content-Encoding")
         said = request.headers.get(HEADER)
         if said is not None and not (said.isascii() and said.isdigit() and len(said) < 19):
             raise RequestError(400, f"{HEADER} is {said[:40]!r}", why="it is no number of bytes")
@@ -147,13 +150,16 @@ class Infer:
         parts, count = [], 0
         try:
             async with asyncio.timeout(self.settings.reading):
-                async for part in request.stream():
+                async for part in _plain(request.stream(), coding in CODINGS):
                     texts = len(part) if header is None else max(0, min(len(part), header - count))
                     held.take(len(part) + texts * JSON_BLOWUP)
                     count += len(part)
                     if count > largest:
                         raise _too_large(count, largest)
                     parts.append(part)
+        except CompressionError as error:
+            raise RequestError(400, f"the request is not compressed by {coding}", why=str(error),
+                               do="send what its Content-Encoding says") from None
         except TimeoutError:
             raise RequestError(408, "the request did not arrive in time", why=f"{count} bytes came within "
                                f"{self.settings.reading:g} s", do="send it faster") from None
@@ -208,6 +214,20 @@ def _too_large(bytes_: object, largest: int) -> RequestError:
                         do="send fewer rows, or start the server with a larger --largest")
 
 
+async def _plain(parts: AsyncIterator[bytes], compressed: bool) -> AsyncIterator[bytes]:
+    """The parts of a body without compression. Others are answered between its pieces."""
+    if not compressed:
+        async for part in parts:
+            yield part
+        return
+    decompressor = Decompressor()
+    async for part in parts:
+        for piece in decompressor.pieces(part):
+            yield piece
+            await asyncio.sleep(0)
+    decompressor.end()
+
+
 async def _left(request: Request) -> None:
     """Waits until the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
@@ -219,11 +239,11 @@ async def _nearby(work: Any, bytes_: int, *arguments: Any) -> Any:
     return await asyncio.to_thread(work, *arguments) if bytes_ > LARGE else work(*arguments)
 
 
-def failure(error: AnyShapeError) -> Response:
+def failure(error: AnyShapeError, headers: Mapping[str, str] | None = None) -> Response:
     """The response for an error, in the protocol's form."""
     status = status_of(error)
-    headers = {"Retry-After": "1"} if status == 503 else {}
-    return JSONResponse({"error": str(error)}, status, headers)
+    own = {"Retry-After": "1"} if status == 503 else {}
+    return JSONResponse({"error": str(error)}, status, own | dict(headers or {}))
 
 
 def name_of(hosted: Hosted, request: Request) -> str:
@@ -248,6 +268,22 @@ def configured(model: Servable) -> dict[str, Any]:
             "input": [one.configured() for one in model.inputs], "output": [one.configured() for one in model.outputs]}
 
 
+def repository(hosted: Hosted) -> list[Route]:
+    """What Triton's model repository extension asks."""
+    async def index(_request: Request) -> Response:
+        return JSONResponse([{"name": name, "version": "1", "state": "READY", "reason": ""} for name in hosted.models])
+
+    async def controlled(request: Request) -> Response:
+        name_of(hosted, request)
+        raise RequestError(400, f"{request.url.path[:80]} changes which models the server has",
+                           why="it has those of its command line, and clients must not change them",
+                           do="send the process SIGHUP to have it read its files again, or start another server")
+
+    return [Route("/v2/repository/index", index, methods=["POST"]),
+            *(Route(f"/v2/repository/models/{{model}}/{word}", controlled, methods=["POST"])
+              for word in ("load", "unload"))]
+
+
 def application(hosted: Hosted, settings: Settings) -> Starlette:
     """The application. Its workers end with its lifespan, when all requests have been answered."""
     metrics = Metrics()
@@ -255,7 +291,8 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
 
     async def server(_request: Request) -> Response:
         return JSONResponse({"name": "anyshape", "version": __version__,
-                             "extensions": ["binary_tensor_data", "model_configuration", "statistics"]})
+                             "extensions": ["binary_tensor_data", "model_configuration", "model_repository",
+                                            "statistics"]})
 
     async def live(_request: Request) -> Response:
         return JSONResponse({"live": True})
@@ -281,12 +318,13 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def refused(request: Request, error: Exception) -> Response:
+        headers = error.headers if isinstance(error, HTTPException) else None  # which methods there are
         if isinstance(error, HTTPException):
             error = RequestError(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}",
                                  do="see docs/deploy.md for what the server answers",
                                  why="the server has no such path, or not for this method")
         assert isinstance(error, AnyShapeError)
-        return failure(error)
+        return failure(error, headers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -299,7 +337,7 @@ def application(hosted: Hosted, settings: Settings) -> Starlette:
         routes += [Route(f"{place}/infer", infer, methods=["POST"]), Route(place, metadata),
                    Route(f"{place}/ready", model_ready), Route(f"{place}/config", configuration),
                    Route(f"{place}/stats", statistics)]
-    routes += [Route("/v2", server), Route("/v2/health/live", live), Route("/v2/health/ready", ready),
-               Route("/metrics", counted)]
+    routes += [*repository(hosted), Route("/v2", server), Route("/v2/health/live", live),
+               Route("/v2/health/ready", ready), Route("/metrics", counted)]
     return Starlette(routes=routes, lifespan=lifespan,
                      exception_handlers={AnyShapeError: refused, HTTPException: refused})

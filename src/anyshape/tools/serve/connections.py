@@ -1,15 +1,19 @@
 """Connections of the server: uvicorn's protocol of HTTP with bounds for what it waits for without any. A client has so
 many seconds for a request's head, from its connection or the head's first byte on, and so many without reading what
 was sent to it; a head has so many bytes. How long a body may take is bounded where it is read (app.py). While the
-server ends, a request that is on its way is answered, and its answer says that the connection closes."""
+server ends, a request that is on its way is answered, and its answer says that the connection closes. A client that
+offers another protocol beside its request (`Upgrade: h2c`, as Java's does with the first one of a connection) is
+answered by HTTP/1.1."""
 from __future__ import annotations
 
 import json
 import socket
+from array import array
 from asyncio import Transport
 from asyncio.events import TimerHandle
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from anyshape.base.errors import AnyShapeError
@@ -20,6 +24,28 @@ DO = "send a request as docs/deploy.md says"
 IDLE, HEAD, BODY = "idle", "head", "body"
 
 
+class Parser(httptools.HttpRequestParser):  # type: ignore[misc]
+    """httptools' parser, which takes what follows a head that offers another protocol for bytes of that one and skips
+    the request's body. Here such a head is read once more without its offer."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        super().__init__(protocol)
+        self.protocol = protocol
+        if hasattr(self, "set_dangerous_leniencies"):  # as HttpToolsProtocol does
+            self.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def feed_data(self, data: bytes | bytearray | memoryview[int] | array[int]) -> None:
+        """See `httptools.HttpRequestParser`."""
+        rest = memoryview(data)
+        while True:  # requests behind one another may each have an offer
+            try:
+                super().feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as offered:
+                rest = rest[offered.args[0]:]
+            super().feed_data(self.protocol.head_again())
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """A connection with bounds on its seconds and on a head's bytes. patience: the seconds; a server has a class of its
     own, see `protocol_of`."""
@@ -28,6 +54,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **given: Any) -> None:
         super().__init__(*arguments, **given)
+        self.parser = Parser(self)
         self.part = IDLE  # of a message
         self.head = 0  # bytes of the head that has not ended
         self.fields = 0  # bytes of its line and its headers, once they are read
@@ -89,8 +116,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.refused:
             super().on_body(body)
 
+    def head_again(self) -> bytes:
+        """The head that was read last, without the offer of another protocol."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode()),
+                 *(b"%s: %s" % one for one in self.headers if one[0] != b"upgrade"), b"", b""]
+        return b"\r\n".join(lines)
+
+    def _offers(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self._offers():
+            return
         self.part, self.head = BODY, 0
         self._meet_deadline()
         if self.refused:
@@ -104,6 +142,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self._offers():
+            return
         self.part = IDLE
         if not self.refused:
             super().on_message_complete()
