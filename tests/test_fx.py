@@ -281,6 +281,9 @@ case("slice_backward by 2, odd", lambda g: A.slice_backward.default(g, [g.shape[
 case("select_backward", lambda g, v: A.select_backward.default(g, v.shape, 1, -2), x, z)
 case("slice_scatter", lambda v, u: A.slice_scatter.default(v, u[:, :3], 1, 2, 5), z, lambda m, n: -z(m, n))
 case("select_scatter", lambda v, u: A.select_scatter.default(v, u, 1, -1), z, x)
+case("diagonal_scatter", lambda v, u: A.diagonal_scatter.default(v, u.diagonal(1, 0, 2) * 2, 1, 0, 2), z,
+     lambda m, n: -z(m, n))
+case("diagonal_scatter below", lambda v: A.diagonal_scatter.default(v, v.diagonal(-1, 1, 0).long(), -1, 1, 0), x)
 case("tril", lambda v: A.tril.default(v, -1), z)
 case("triu", lambda v: A.triu.default(v, 2), i)
 case("embedding", A.embedding.default, x, places)

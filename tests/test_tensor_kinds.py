@@ -188,3 +188,27 @@ def test_nested_tensors_run_as_pytorch_or_are_refused():
         torch.compile(lambda x: x * 3, backend="anyshape", options={"strict": True})(nested)
     with pytest.raises(Unsupported, match="nested"):
         anyshape.compile(lambda x: x * 3, strict=True)(nested)
+
+
+@torch.library.custom_op("anyshape_tests::nothing_but_zeros", mutates_args=())
+def nothing_but_zeros(x: Tensor) -> Tensor:
+    return torch._efficientzerotensor(x.shape)
+
+
+@nothing_but_zeros.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_zeros_without_memory_that_a_program_makes():  # as derivatives forward in mode do
+    weight = torch.randn(6, 6)
+
+    def made(x: Tensor) -> tuple[Tensor, ...]:
+        return (nothing_but_zeros(x) @ weight + 1, nothing_but_zeros(x),
+                torch._efficientzerotensor((x.shape[0], 6)) @ weight + x)
+
+    fast = anyshape.compile(made, strict=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 6)
+        for found, wanted in zip(fast(x), made(x), strict=True):
+            torch.testing.assert_close(found, wanted.clone())

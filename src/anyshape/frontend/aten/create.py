@@ -17,7 +17,7 @@ prims = torch.ops.prims
 
 # uninitialised memory is any memory: zeros are made where they are used, and cost nothing when nobody reads them
 _ZEROS = (aten.zeros, aten.zeros_like, aten.new_zeros, aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided,
-          aten.new_empty_strided, aten.empty_permuted)
+          aten.new_empty_strided, aten.empty_permuted, aten._efficientzerotensor)
 _ONES = (aten.ones, aten.ones_like, aten.new_ones)
 
 

@@ -158,6 +158,23 @@ def select_scatter(t: Translator, x: Value, source: Value, dim: int, index: Size
                         position(t, index, x.tensor.shape[dim]))
 
 
+@translates(aten.diagonal_scatter.default)
+def diagonal_scatter(t: Translator, x: Value, source: Value, offset: Any = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    if not isinstance(offset, int):
+        raise Decline("a diagonal that a size says")
+    rank, shape = x.tensor.rank, x.tensor.shape
+    first, second = dim1 % rank, dim2 % rank
+    # a diagonal right of the main one begins in the first row, and its places are numbers of rows; else of columns
+    along, across = (first, second) if offset >= 0 else (second, first)
+    order = [d for d in range(rank) if d not in (first, second)] + [along]
+    wide = _pad_one(t, t.cast(source, x.tensor.dtype), rank - 2, 0, shape[along] - source.tensor.shape[-1])
+    wide = t.permute(wide, [order.index(d) for d in range(rank) if d != across])
+    wide = t.reshape(wide, tuple(1 if d == across else size for d, size in enumerate(shape)))
+    row, column = (t.reshape(t.iota(shape[d]), tuple(shape[d] if e == d else 1 for e in range(rank)))
+                   for d in (first, second))
+    return t.where(t.op("eq", t.op("sub", column, row), offset), wide, x)
+
+
 def _overwritten(t: Translator, x: Value, source: Value, dim: int, begin: Size) -> Value:
     size, count = x.tensor.shape[dim], source.tensor.shape[dim]
     rest = size - begin - count

@@ -37,7 +37,7 @@ from anyshape.runtime.torch_ops.fallbacks import (
 )
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
 from anyshape.sym.expr import Expr, evaluate
-from anyshape.torch_compat import storage_id
+from anyshape.torch_compat import is_zeros, storage_id
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from anyshape.torch_compat.tensors import in_memory
 
@@ -258,7 +258,8 @@ class CallFrame:
         if again is None and window.buffer not in self.shared.external:
             self.tensor(window, view).copy_(result)
             return
-        if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
+        if result.is_neg() or (result.dtype.is_complex and result.is_conj()) \
+                or (not result.data_ptr() and is_zeros(result)):
             result = in_memory(result)
         result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
