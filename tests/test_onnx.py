@@ -780,6 +780,30 @@ def test_frames_are_transformed_by_a_product_and_deployed(tmp_path, half):
         fast(np.ones((1, 15), np.float32))
 
 
+def test_transforms_along_an_axis_are_products_and_deployed(tmp_path):
+    def transform(name: str, inverse: int, half: int, axis: str, *length: str) -> Any:
+        return helper.make_node("DFT", ["x", *(length or ("",)), axis], [name], inverse=inverse, onesided=half)
+
+    nodes = [transform("whole", 0, 0, "rows"), transform("half", 0, 1, "rows"),
+             transform("cut", 0, 0, "columns", "four"), transform("long", 1, 0, "columns", "nine"),
+             helper.make_node("DFT", ["half", "", "rows"], ["back"], inverse=1, onesided=1)]
+    constants = {"rows": np.array(1), "columns": np.array(-2), "four": np.array(4), "nine": np.array(9)}
+    gives = ["whole", "half", "cut", "long", "back"]
+    made = model(nodes, {"x": ["b", 8, 6, 1]}, gives, constants, opset=20)
+    fast = anyshape.compile_onnx(made)
+    anyshape.save(fast, tmp_path / "made.any")
+    with anyshape.load(tmp_path / "made.any", trust_native=True) as loaded:
+        for batch in (1, 3, 0):
+            x = np.random.default_rng(0).standard_normal((batch, 8, 6, 1)).astype(np.float32)
+            found = fast(x)
+            for have, kept in zip(found, loaded(x), strict=True):
+                np.testing.assert_allclose(kept, have, 1e-5, 1e-5)
+            np.testing.assert_allclose(found[-1], x, 1e-5, 1e-5)
+            for have, want in zip(found, (np.fft.fft(x[..., 0], axis=1), np.fft.rfft(x[..., 0], axis=1),
+                                          np.fft.fft(x[..., 0], 4, 2), np.fft.ifft(x[..., 0], 9, 2)), strict=False):
+                np.testing.assert_allclose(have[..., 0] + 1j * have[..., 1], want, 1e-5, 1e-5)
+
+
 def test_a_file_in_onnxruntimes_own_format_is_named_as_such():
     with pytest.raises(InputError, match="onnxruntime's own format"):
         anyshape.compile_onnx(b"\x18\0\0\0ORTM" + bytes(64))

@@ -62,14 +62,15 @@ def test_zero_points_in_an_order() -> None:
     weights, zeros = DRAW.integers(0, 16, (columns, inner)), DRAW.integers(0, 16, (columns, inner // block))
     scales, groups = DRAW.random((columns, inner // block), np.float32), DRAW.integers(0, inner // block, inner)
     want = ((weights - zeros[:, groups]) * scales[:, groups]).astype(np.float32)
-    for held in ((zeros[:, ::2] | zeros[:, 1::2] << 4).astype(np.uint8), zeros.astype(np.float32)):
+    for points in ((zeros[:, ::2] | zeros[:, 1::2] << 4).astype(np.uint8), zeros.astype(np.float32)):
         constants = {"b": (weights[:, ::2] | weights[:, 1::2] << 4).astype(np.uint8).reshape(columns, -1, block // 2),
-                     "s": scales, "z": held, "g": groups.astype(np.int32)}
+                     "s": scales, "z": points, "g": groups.astype(np.int32)}
         made = node("MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", K=inner, N=columns, bits=4,
                     block_size=block)
-        graph = helper.make_graph([made], "blocks", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", inner])],
-                                  [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-                                  [numpy_helper.from_array(one, name) for name, one in constants.items()])
+        rows = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", inner])
+        held = [numpy_helper.from_array(one, name) for name, one in constants.items()]
+        graph = helper.make_graph([made], "blocks", [rows],
+                                  [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], held)
         compiled = anyshape.compile_onnx(helper.make_model(graph, opset_imports=[
             helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10))
         x = DRAW.standard_normal((3, inner)).astype(np.float32)
