@@ -804,6 +804,19 @@ def test_transforms_along_an_axis_are_products_and_deployed(tmp_path):
                 np.testing.assert_allclose(have[..., 0] + 1j * have[..., 1], want, 1e-5, 1e-5)
 
 
+def test_names_inside_of_a_function_give_way_to_those_of_its_call():
+    inner = [helper.make_graph([helper.make_node(op, ["a"], ["x"])], op, [],
+                               [helper.make_tensor_value_info("x", FLOAT, None)]) for op in ("Identity", "Neg")]
+    body = [helper.make_node("ReduceSum", ["a"], ["s"], keepdims=0), helper.make_node("Cast", ["s"], ["c"], to=9),
+            helper.make_node("If", ["c"], ["r"], then_branch=inner[0], else_branch=inner[1])]
+    chosen = helper.make_function("own", "chosen", ["a"], ["r"], body, [helper.make_opsetid("", 18)])
+    made = model([helper.make_node("chosen", ["x"], ["y"], domain="own")], {"x": ["n"]}, ["y"], functions=[chosen])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    fast = anyshape.compile_onnx(made)
+    for x in (np.ones(3, np.float32), np.array([2, -2], np.float32)):
+        same(made, fast, {"x": x})
+
+
 def test_a_file_in_onnxruntimes_own_format_is_named_as_such():
     with pytest.raises(InputError, match="onnxruntime's own format"):
         anyshape.compile_onnx(b"\x18\0\0\0ORTM" + bytes(64))
