@@ -416,8 +416,8 @@ def test_more_elements_than_there_are_and_text_are_refused_in_words():
                                       ["v", "i"], kinds={"k": INT64, "i": INT64}))
     with pytest.raises(AnyShapeError):
         top(np.ones(3, np.float32), np.array([4]))
-    text = anyshape.compile_onnx(model([helper.make_node("Reshape", ["x", "to"], ["y"])], {"x": ["n"]}, ["y"],
-                                       {"to": np.array([1, -1])}, kinds={"x": TensorProto.STRING}))
+    text = anyshape.compile_onnx(model([helper.make_node("Tile", ["x", "times"], ["y"])], {"x": ["n"]}, ["y"],
+                                       {"times": np.array([2])}, kinds={"x": TensorProto.STRING}))
     with pytest.raises(Unsupported, match="text"):
         text(np.array(["a", "b"], object))
 

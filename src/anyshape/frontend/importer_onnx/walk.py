@@ -37,6 +37,7 @@ from anyshape.frontend.importer_onnx import (
     shape,
     signal,
     spatial,
+    text,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
@@ -442,7 +443,8 @@ class Walk:
         """Takes a composed operator apart."""
         types = [self._onnx_type(one) for one in inputs]
         rank = None if not types or types[0].shape is None else len(types[0].shape)
-        parts = qdq.apart(node, f"{node.outputs[0]}/{self.inlined}/", rank)
+        prefix = f"{node.outputs[0] or node.op}/{self.inlined}/"
+        parts = qdq.apart(node, prefix, rank) or text.apart(node, prefix)
         if parts is not None:
             self._prefix(node)
             raise _Inline(parts, {})

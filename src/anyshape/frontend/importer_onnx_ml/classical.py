@@ -22,6 +22,8 @@ from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.torch_compat import aten
 
+NAN_IS_A_KEY = 4  # of LabelEncoder, from this operator set on
+
 
 def wrong(c: Call, why: str) -> InputError:
     """The error for attributes that do not fit each other."""
@@ -339,10 +341,10 @@ def label_encoder(c: Call) -> Any:
     keys, values, other = _mapping(c)
     order = np.argsort(keys, kind="stable")
     keys, values = keys[order], values[order]
-    last = np.append(keys[1:] != keys[:-1], True)  # of equal keys the last one counts; NaN is none of them
+    first = np.append(True, keys[1:] != keys[:-1])  # of equal keys the first one counts; NaN is none of them
     unknown = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(keys.size, bool)
-    of_nan = values[unknown][-1].item() if unknown.any() else other
-    keys, values = keys[last & ~unknown], values[last & ~unknown]
+    of_nan = values[unknown][0].item() if unknown.any() and c.version >= NAN_IS_A_KEY else other
+    keys, values = keys[first & ~unknown], values[first & ~unknown]
     kind, dtype = dtype_of(keys), dtype_of(values)
     if x.tensor.dtype != kind:
         raise Decline(f"keys of {kind} for numbers of {x.tensor.dtype}")
