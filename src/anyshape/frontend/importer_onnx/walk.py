@@ -37,12 +37,12 @@ from anyshape.frontend.importer_onnx import (
     shape,
     signal,
     spatial,
-    text,
 )
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, clean, renamed
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
+    APART,
     ROWS,
     Call,
     Condition,
@@ -444,7 +444,8 @@ class Walk:
         types = [self._onnx_type(one) for one in inputs]
         rank = None if not types or types[0].shape is None else len(types[0].shape)
         prefix = f"{node.outputs[0] or node.op}/{self.inlined}/"
-        parts = qdq.apart(node, prefix, rank) or text.apart(node, prefix)
+        split = APART.get((node.domain, node.op))
+        parts = split(node, prefix) if split is not None else qdq.apart(node, prefix, rank)
         if parts is not None:
             self._prefix(node)
             raise _Inline(parts, {})
