@@ -416,8 +416,8 @@ def test_more_elements_than_there_are_and_text_are_refused_in_words():
                                       ["v", "i"], kinds={"k": INT64, "i": INT64}))
     with pytest.raises(AnyShapeError):
         top(np.ones(3, np.float32), np.array([4]))
-    text = anyshape.compile_onnx(model([helper.make_node("Reshape", ["x", "to"], ["y"])], {"x": ["n"]}, ["y"],
-                                       {"to": np.array([1, -1])}, kinds={"x": TensorProto.STRING}))
+    text = anyshape.compile_onnx(model([helper.make_node("Tile", ["x", "times"], ["y"])], {"x": ["n"]}, ["y"],
+                                       {"times": np.array([2])}, kinds={"x": TensorProto.STRING}))
     with pytest.raises(Unsupported, match="text"):
         text(np.array(["a", "b"], object))
 
@@ -778,6 +778,43 @@ def test_frames_are_transformed_by_a_product_and_deployed(tmp_path, half):
     assert anyshape.stats()["programs"] == before
     with pytest.raises(InputError):
         fast(np.ones((1, 15), np.float32))
+
+
+def test_transforms_along_an_axis_are_products_and_deployed(tmp_path):
+    def transform(name: str, inverse: int, half: int, axis: str, *length: str) -> Any:
+        return helper.make_node("DFT", ["x", *(length or ("",)), axis], [name], inverse=inverse, onesided=half)
+
+    nodes = [transform("whole", 0, 0, "rows"), transform("half", 0, 1, "rows"),
+             transform("cut", 0, 0, "columns", "four"), transform("long", 1, 0, "columns", "nine"),
+             helper.make_node("DFT", ["half", "", "rows"], ["back"], inverse=1, onesided=1)]
+    constants = {"rows": np.array(1), "columns": np.array(-2), "four": np.array(4), "nine": np.array(9)}
+    gives = ["whole", "half", "cut", "long", "back"]
+    made = model(nodes, {"x": ["b", 8, 6, 1]}, gives, constants, opset=20)
+    fast = anyshape.compile_onnx(made)
+    anyshape.save(fast, tmp_path / "made.any")
+    with anyshape.load(tmp_path / "made.any", trust_native=True) as loaded:
+        for batch in (1, 3, 0):
+            x = np.random.default_rng(0).standard_normal((batch, 8, 6, 1)).astype(np.float32)
+            found = fast(x)
+            for have, kept in zip(found, loaded(x), strict=True):
+                np.testing.assert_allclose(kept, have, 1e-5, 1e-5)
+            np.testing.assert_allclose(found[-1], x, 1e-5, 1e-5)
+            for have, want in zip(found, (np.fft.fft(x[..., 0], axis=1), np.fft.rfft(x[..., 0], axis=1),
+                                          np.fft.fft(x[..., 0], 4, 2), np.fft.ifft(x[..., 0], 9, 2)), strict=False):
+                np.testing.assert_allclose(have[..., 0] + 1j * have[..., 1], want, 1e-5, 1e-5)
+
+
+def test_names_inside_of_a_function_give_way_to_those_of_its_call():
+    inner = [helper.make_graph([helper.make_node(op, ["a"], ["x"])], op, [],
+                               [helper.make_tensor_value_info("x", FLOAT, None)]) for op in ("Identity", "Neg")]
+    body = [helper.make_node("ReduceSum", ["a"], ["s"], keepdims=0), helper.make_node("Cast", ["s"], ["c"], to=9),
+            helper.make_node("If", ["c"], ["r"], then_branch=inner[0], else_branch=inner[1])]
+    chosen = helper.make_function("own", "chosen", ["a"], ["r"], body, [helper.make_opsetid("", 18)])
+    made = model([helper.make_node("chosen", ["x"], ["y"], domain="own")], {"x": ["n"]}, ["y"], functions=[chosen])
+    made.opset_import.append(helper.make_opsetid("own", 1))
+    fast = anyshape.compile_onnx(made)
+    for x in (np.ones(3, np.float32), np.array([2, -2], np.float32)):
+        same(made, fast, {"x": x})
 
 
 def test_a_file_in_onnxruntimes_own_format_is_named_as_such():

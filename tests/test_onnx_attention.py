@@ -138,3 +138,13 @@ def test_attention_that_is_written_out_is_one_op(guarded):
         feed["q"][:1, :1, -1:, 0] = np.nan
         np.testing.assert_allclose(compiled(**feed), session.run(None, feed)[0], 1e-4, 1e-5)
     assert [one.what for one in compiled.explain().attentions] == ["one call, with a mask"]
+
+
+def test_counts_behind_embeddings_are_of_ones():
+    tables = {"words": floats(20, 8), "places": floats(16, 8), "scale": floats(8), "shift": floats(8)}
+    before = [helper.make_node("EmbedLayerNormalization", ["ids", "", "words", "places", "", "scale", "shift", "mask"],
+                               ["e", "counts"], domain="com.microsoft")]
+    feeds = [{name: DRAW.integers(0, most, shape).astype(np.int32) for name, most in (("ids", 20), ("mask", 3))}
+             for shape in ((3, 7), (1, 5))]
+    checked("Attention", ["e", "w", "wb", "counts"], {"ids": ["b", "n"], "mask": ["b", "n"]}, ["y"],
+            {**tables, "w": floats(8, 24), "wb": floats(24)}, feeds, before, num_heads=2)

@@ -250,8 +250,8 @@ NAN = float("nan")
     ("OneHotEncoder", np.int64, {"cats_int64s": [1, -2, 3], "zeros": 1},
      lambda x: (x[..., None] == np.array([1, -2, 3])).astype(np.float32)),
     ("LabelEncoder", np.int64, {"keys_int64s": [2, -1, 0, 2], "values_int64s": [5, 6, 7, 8], "default_int64": -9},
-     lambda x: np.select([x == 2, x == -1, x == 0], [8, 6, 7], -9)),
-    ("LabelEncoder", np.float32, {"keys_floats": [1.0, NAN, -3.0], "values_floats": [0.5, 0.25, 4.0]},
+     lambda x: np.select([x == 2, x == -1, x == 0], [5, 6, 7], -9)),
+    ("LabelEncoder", np.float32, {"version": 4, "keys_floats": [1.0, NAN, -3.0], "values_floats": [0.5, 0.25, 4.0]},
      lambda x: np.select([x == 1, np.isnan(x), x == -3], [0.5, 0.25, 4.0], 0.0).astype(np.float32)),
     ("FeatureVectorizer", np.int64, {"inputdimensions": [4]}, lambda x: x.astype(np.float32)),
 ], ids=lambda one: one if isinstance(one, str) else "")
@@ -279,8 +279,37 @@ def test_a_result_of_dicts_is_the_host_s_behind_one_program():
     assert anyshape.stats()["programs"] == before + 1
 
 
-def test_text_is_refused_in_words():
-    made = model("LinearClassifier", (INT64, FLOAT), classlabels_strings=["a", "b"], coefficients=[1.0, -1.0, 0.5, 0.0],
-                 intercepts=[0.25])
-    with pytest.raises(anyshape.AnyShapeError, match="text"):
-        anyshape.compile_onnx(made)(samples())
+def test_labels_that_are_text():
+    made = model("LinearClassifier", (TensorProto.STRING, FLOAT), classlabels_strings=["no", "yes"],
+                 coefficients=[1.0, -1.0, 0.5, 0.0], intercepts=[0.25])
+    compiled = anyshape.compile_onnx(made)
+    for count in (9, 1, 0):
+        x = samples(count)
+        label, scores = compiled(x)
+        score = x @ np.array([1.0, -1.0, 0.5, 0.0], np.float32) + 0.25
+        assert label.dtype == object and label.tolist() == np.where(score > 0, "yes", "no").tolist()
+        np.testing.assert_allclose(scores[:, 1], score, 1e-6, 1e-6)
+    assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_columns_of_text_are_encoded_by_the_host():
+    """What skl2onnx makes of ColumnTransformer: columns of text as numbers, or lines of zeros and ones."""
+    nodes = [helper.make_node("Gather", ["x", "one"], ["colour"], axis=1),
+             helper.make_node("ArrayFeatureExtractor", ["x", "zero"], ["kind"], domain="ai.onnx.ml"),
+             helper.make_node("OneHotEncoder", ["colour"], ["lines"], domain="ai.onnx.ml", cats_strings=["red", "blue"],
+                              zeros=1),
+             helper.make_node("LabelEncoder", ["kind"], ["number"], domain="ai.onnx.ml", keys_strings=["a", "b"],
+                              values_floats=[0.5, 2.0], default_float=-1.0),
+             helper.make_node("Reshape", ["lines", "flat"], ["wide"]),
+             helper.make_node("Concat", ["wide", "number"], ["all"], axis=1),
+             helper.make_node("Scaler", ["all"], ["y"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0])]
+    graph = helper.make_graph(nodes, "m", [helper.make_tensor_value_info("x", TensorProto.STRING, ["n", 2])], [
+        helper.make_tensor_value_info("y", FLOAT, None)], [
+        helper.make_tensor(name, INT64, [len(items)], items) for name, items in (
+            ("one", [1]), ("zero", [0]), ("flat", [-1, 2]))])
+    compiled = anyshape.compile_onnx(helper.make_model(graph, ir_version=9, opset_imports=[
+        helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]))
+    for x, want in (([["a", "red"], ["c", "blue"], ["b", "green"]], [[2, 0, 1], [0, 2, -2], [0, 0, 4]]),
+                    ([["b", "blue"]], [[0, 2, 4]])):
+        for held in (np.array(x, object), np.array(x)):
+            np.testing.assert_array_equal(compiled(held), np.array(want, np.float32))

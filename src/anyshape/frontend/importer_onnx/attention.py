@@ -307,7 +307,7 @@ def embed_layer_norm(c: Call) -> Any:
     found = layer_norm_of(c, total, c.value(5), c.value(6), 2, 1e-12)[0]
     counts: Any = c.t.full(0, (b,), "i32")
     if c.has(7) and c.wants(1):
-        counts = c.t.reduce("sum", c.t.cast(c.value(7), "i32"), (1,))
+        counts = c.t.reduce("sum", c.t.cast(c.op("eq", c.value(7), 1), "i32"), (1,))  # of ones: 2 is none
     return found, counts if c.wants(1) else None, total
 
 

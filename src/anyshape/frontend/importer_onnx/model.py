@@ -88,24 +88,28 @@ def renamed(nodes: tuple[OnnxNode, ...], names: Mapping[str, str], prefix: str) 
         for name in node.outputs:
             if name:
                 made.setdefault(name, prefix + name)
-    return tuple(_renamed(node, made) for node in nodes)
+    return tuple(_renamed(node, made, prefix) for node in nodes)
 
 
-def _renamed(node: OnnxNode, names: Mapping[str, str]) -> OnnxNode:
-    attributes = {key: _renamed_graph(value, names) if isinstance(value, OnnxGraph) else value
+def _renamed(node: OnnxNode, names: Mapping[str, str], prefix: str) -> OnnxNode:
+    attributes = {key: _renamed_graph(value, names, prefix) if isinstance(value, OnnxGraph) else value
                   for key, value in node.attributes.items()}
     return OnnxNode(node.op, node.domain, node.version, tuple(names.get(name, name) for name in node.inputs),
                     tuple(names.get(name, name) for name in node.outputs), attributes, node.name, node.source)
 
 
-def _renamed_graph(graph: OnnxGraph, names: Mapping[str, str]) -> OnnxGraph:
-    """A graph inside of a node: what it takes from outside, by its new names."""
+def _renamed_graph(graph: OnnxGraph, names: Mapping[str, str], prefix: str) -> OnnxGraph:
+    """A graph inside of a node: what it takes from outside, by its new names; its own names give way to those."""
     own = {value.name for value in graph.inputs} | set(graph.constants)
-    own |= {name for node in graph.nodes for name in node.outputs}
+    own |= {name for node in graph.nodes for name in node.outputs if name}
     outer = {old: new for old, new in names.items() if old not in own}
-    outputs = tuple(OnnxValue(outer.get(one.name, one.name), one.dtype, one.shape) for one in graph.outputs)
-    return OnnxGraph(graph.name, graph.inputs, outputs, graph.constants,
-                     tuple(_renamed(node, outer) for node in graph.nodes))
+    outer |= {name: prefix + name for name in own & set(outer.values())}
+
+    def moved(values: tuple[OnnxValue, ...]) -> tuple[OnnxValue, ...]:
+        return tuple(OnnxValue(outer.get(one.name, one.name), one.dtype, one.shape) for one in values)
+    return OnnxGraph(graph.name, moved(graph.inputs), moved(graph.outputs),
+                     {outer.get(name, name): array for name, array in graph.constants.items()},
+                     tuple(_renamed(node, outer, prefix) for node in graph.nodes))
 
 
 def captured(graph: OnnxGraph) -> tuple[str, ...]:

@@ -277,8 +277,10 @@ class Reader:
         except onnx.defs.SchemaError:
             return None
         kinds = [_type(one).SerializeToString() for one in types]
-        source = node.source.SerializeToString()
         if schema.has_context_dependent_function:
+            if node.source is None:
+                return None
+            source = node.source.SerializeToString()
             versions = [one for one in schema.context_dependent_function_opset_versions if one <= node.version]
             found = b""
             for version in (*sorted(versions, reverse=True), None):

@@ -15,6 +15,7 @@ from anyshape.frontend.importer_onnx.matmul import matmul
 from anyshape.frontend.importer_onnx.model import ELEMENTS
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.frontend.symbols.known import known
+from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, floordiv
@@ -56,8 +57,41 @@ def fourier(c: Call) -> Any:
     elif half:
         shape[axis] = count if size is not None else (x.tensor.shape[axis] - 1) * 2
         shape[-1] = 1
-    return c.extern("onnx.dft", x, shape[axis] if half and inverse else count, axis, inverse, half,
-                    types=TensorType(x.tensor.dtype, tuple(shape)))
+    if half and inverse:
+        count = shape[axis]
+    found = _transformed(c, x, axis, count, inverse, half)
+    if found is not None:
+        return found
+    return c.extern("onnx.dft", x, count, axis, inverse, half, types=TensorType(x.tensor.dtype, tuple(shape)))
+
+
+def _transformed(c: Call, x: Value, axis: int, count: Size, inverse: bool, half: bool) -> Value | None:
+    """The transform along an axis as a product with a matrix; None where that is long, or is something else."""
+    length, parts = x.tensor.shape[axis], x.tensor.shape[-1]
+    if not (isinstance(length, int) and isinstance(count, int) and isinstance(parts, int)
+            and 0 < length * parts <= LONGEST_PRODUCT and 0 < count <= LONGEST_PRODUCT
+            and x.tensor.dtype in ("f32", "f64")):
+        return None
+    rest = [d for d in range(x.tensor.rank - 1) if d != axis]
+    order = (*rest, axis, x.tensor.rank - 1)
+    rows = c.t.permute(x, order)
+    lines = rows.tensor.shape[:-2]
+    matrix = _matrix(length, parts, count, inverse, half, x.tensor.dtype)
+    found = matmul(c, c.t.reshape(rows, (*lines, length * parts)), c.tensor(known(matrix)))
+    out = 1 if inverse and half else 2
+    found = c.t.reshape(found, (*lines, matrix.shape[1] // out, out))
+    return c.t.permute(found, tuple(order.index(d) for d in range(x.tensor.rank)))  # type: ignore[no-any-return]
+
+
+def _matrix(length: int, parts: int, count: int, inverse: bool, half: bool, dtype: str) -> np.ndarray:
+    """What makes of `length` numbers their transform of `count`: [length * parts, places * 2], or [.., count] where the
+    transform is real. parts: 1, numbers are real; 2, with their imaginary parts beside them."""
+    units = np.stack([np.eye(length), 1j * np.eye(length)][:parts], 1).reshape(length * parts, length)
+    if inverse and half:
+        return np.fft.irfft(units, count).astype(numpy_dtype(dtype))
+    found = (np.fft.ifft if inverse else np.fft.fft)(units, count)
+    found = found[:, :count // 2 + 1] if half else found
+    return np.stack([found.real, found.imag], -1).reshape(length * parts, -1).astype(numpy_dtype(dtype))
 
 
 @translates("STFT")
@@ -92,9 +126,7 @@ def _by_product(c: Call, x: Value, step: int, window: Value | None, length: Size
     rows = c.op("take", signal, at, dim=1)
     if window is not None:
         rows = c.op("mul", rows, window)
-    angles = 2 * math.pi / length * (np.outer(np.arange(length), np.arange(places)) % length)
-    matrix = np.stack([np.cos(angles), -np.sin(angles)], -1).reshape(length, 2 * places).astype(np.float32)
-    found = matmul(c, rows, c.tensor(known(matrix)))
+    found = matmul(c, rows, c.tensor(known(_matrix(length, 1, length, False, half, "f32"))))
     return c.t.reshape(found, (x.tensor.shape[0], frames, places, 2))
 
 

@@ -38,6 +38,20 @@ def translates(*names: str, domain: str = "") -> Callable[[Row], Row]:
     return add
 
 
+Split = Callable[[OnnxNode, str], "tuple[OnnxNode, ...] | None"]
+APART: dict[tuple[str, str], Split] = {}
+
+
+def stands_for_others(*names: str, domain: str) -> Callable[[Split], Split]:
+    """Makes the function what takes these operators apart where their translation declines: the node, and what names
+    inside begin with -> the nodes that it stands for, None where it does not."""
+    def add(split: Split) -> Split:
+        for name in names:
+            APART[domain, name] = split
+        return split
+    return add
+
+
 _WIDER = {"int4": "i8", "uint4": "u8", "int2": "i8", "uint2": "u8", "float8": "f32", "float4": "f32"}
 
 

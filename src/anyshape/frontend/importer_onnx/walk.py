@@ -42,6 +42,7 @@ from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue
 from anyshape.frontend.importer_onnx.qdq import Deferred, floats, translated
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import (
+    APART,
     ROWS,
     Call,
     Condition,
@@ -442,7 +443,9 @@ class Walk:
         """Takes a composed operator apart."""
         types = [self._onnx_type(one) for one in inputs]
         rank = None if not types or types[0].shape is None else len(types[0].shape)
-        parts = qdq.apart(node, f"{node.outputs[0]}/{self.inlined}/", rank)
+        prefix = f"{node.outputs[0] or node.op}/{self.inlined}/"
+        split = APART.get((node.domain, node.op))
+        parts = split(node, prefix) if split is not None else qdq.apart(node, prefix, rank)
         if parts is not None:
             self._prefix(node)
             raise _Inline(parts, {})

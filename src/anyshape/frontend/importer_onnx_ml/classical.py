@@ -15,12 +15,14 @@ import numpy as np
 from anyshape.base.errors import InputError
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.matmul import matmul
-from anyshape.frontend.importer_onnx.model import CLASSICAL
-from anyshape.frontend.importer_onnx.table import Call, translates
+from anyshape.frontend.importer_onnx.model import CLASSICAL, OnnxNode
+from anyshape.frontend.importer_onnx.table import Call, stands_for_others, translates
 from anyshape.frontend.symbols.numpy_arrays import dtype_of
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.torch_compat import aten
+
+NAN_IS_A_KEY = 4  # of LabelEncoder, from this operator set on
 
 
 def wrong(c: Call, why: str) -> InputError:
@@ -88,6 +90,25 @@ def labels(c: Call, names: str) -> np.ndarray:
     if not found:
         raise wrong(c, "it has no labels")
     return np.asarray(found, np.int64)
+
+
+# classifier -> its attribute of labels that are numbers
+NUMBERED = {"LinearClassifier": "classlabels_ints", "SVMClassifier": "classlabels_ints",
+            "TreeEnsembleClassifier": "classlabels_int64s"}
+
+
+@stands_for_others(*NUMBERED, domain=CLASSICAL)
+def _text_behind(node: OnnxNode, prefix: str) -> tuple[OnnxNode, ...] | None:
+    """A classifier whose labels are text: one of numbers, and the host's look-up of text behind it."""
+    texts = node.attributes.get("classlabels_strings") or ()
+    if len(texts) < 2:
+        return None
+    kept = {name: value for name, value in node.attributes.items() if name != "classlabels_strings"}
+    numbers, place = tuple(range(len(texts))), f"{prefix}label"
+    return (OnnxNode(node.op, CLASSICAL, node.version, node.inputs, (place, *node.outputs[1:]),
+                     kept | {NUMBERED[node.op]: numbers}, node.name),
+            OnnxNode("LabelEncoder", CLASSICAL, 2, (place,), node.outputs[:1],
+                     {"keys_int64s": numbers, "values_strings": texts}))
 
 
 def chosen(c: Call, scores: Value, named: np.ndarray) -> Value:
@@ -339,10 +360,10 @@ def label_encoder(c: Call) -> Any:
     keys, values, other = _mapping(c)
     order = np.argsort(keys, kind="stable")
     keys, values = keys[order], values[order]
-    last = np.append(keys[1:] != keys[:-1], True)  # of equal keys the last one counts; NaN is none of them
+    first = np.append(True, keys[1:] != keys[:-1])  # of equal keys the first one counts; NaN is none of them
     unknown = np.isnan(keys) if keys.dtype.kind == "f" else np.zeros(keys.size, bool)
-    of_nan = values[unknown][-1].item() if unknown.any() else other
-    keys, values = keys[last & ~unknown], values[last & ~unknown]
+    of_nan = values[unknown][0].item() if unknown.any() and c.version >= NAN_IS_A_KEY else other
+    keys, values = keys[first & ~unknown], values[first & ~unknown]
     kind, dtype = dtype_of(keys), dtype_of(values)
     if x.tensor.dtype != kind:
         raise Decline(f"keys of {kind} for numbers of {x.tensor.dtype}")

@@ -13,9 +13,12 @@ import torch
 
 from anyshape.base.errors import AnyShapeError, DataError, InputError, Unsupported
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured
+from anyshape.frontend.onnx_program import host_text
 from anyshape.frontend.onnx_program.host_ops import HOST, back
 from anyshape.frontend.onnx_program.known_types import Kinds, captured_types
 from anyshape.frontend.symbols.numpy_arrays import numpy_dtype
+
+TABLES = (host_text,)  # importing it fills the table of the host's functions
 
 MOST_STEPS = 1 << 31  # of a loop
 
