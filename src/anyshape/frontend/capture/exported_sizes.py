@@ -71,7 +71,7 @@ def least_sizes(exported: torch.export.ExportedProgram, layouts: bool = True) ->
 
 
 def made_numbers(exported: torch.export.ExportedProgram) -> set[Any]:
-    """Symbols of which something is a number by a guard, as by `int(size / 2)`; but for remainders, which layouts ask."""
+    """Symbols of which something is a number by a guard, as by `int(size / 2)`; not remainders, which layouts ask."""
     return {symbol for guard in guards(exported) if isinstance(guard, sympy.Eq) and len(guard.free_symbols) == 1
             and any(side.is_number for side in guard.args) and not isinstance(guard.args[0], (ops.Mod, ops.PythonMod))
             for symbol in guard.free_symbols}
