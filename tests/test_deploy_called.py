@@ -128,6 +128,10 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"torch\.export does not take it") as error:
         anyshape.save(fast, tmp_path / "f.any")
     assert "data-dependent" in error.value.why
+    fast = anyshape.compile(lambda x: x * len(f"{x.shape[0]}"))
+    fast(torch.ones(3, 4))
+    with pytest.raises(Unsupported, match="a text of a size"):
+        anyshape.save(fast, tmp_path / "f.any")
     fast = anyshape.compile(lambda x: x * 2)
     with torch.autocast("cpu", torch.bfloat16):
         fast(torch.ones(3, 4))

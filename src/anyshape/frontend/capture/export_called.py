@@ -22,6 +22,7 @@ from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, Trac
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
+from anyshape.torch_compat.tracing.size_texts import size_texts
 
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
@@ -48,7 +49,10 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     error: Exception | None = None
     for one in _attempts(call, bound, signature, symbols) if dynamic else (call,):
         try:
-            exported = _exported(module, one, signature, dynamic)
+            with size_texts(False) as files:
+                exported = _exported(module, one, signature, dynamic)
+            if files:
+                _refuse_texts(exported, module, one, signature, files[0])
         except Exception as found:  # the border to torch's tracer
             error = found
             continue
@@ -68,6 +72,20 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
 def all_sizes_traced() -> Any:
     """Settings under which sizes of 0 and 1 are not singled out."""
     return tracing_settings(True, True, 0, frozenset(), frozenset())
+
+
+def _refuse_texts(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
+                  signature: inspect.Signature, file: str) -> None:
+    """Raises where the program depends on the texts that it makes of sizes, which are names of symbols in a trace; as
+    the message of an assertion, which most are, it does not."""
+    with size_texts(True):
+        other = _exported(module, call, signature, True)
+    if other.graph_module.code != exported.graph_module.code or not all(
+            torch.equal(one, exported.constants[name]) for name, one in other.constants.items()
+            if isinstance(one, torch.Tensor)):
+        raise Unsupported("the program cannot be deployed: it computes with a text of a size", where=file,
+                          why="torch.export makes a text of a size of its symbol's name, such as s77",
+                          do="compute with the size itself, not with str(size) or f\"{size}\"")
 
 
 def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
