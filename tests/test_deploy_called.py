@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,31 @@ def test_sizes_that_are_rounded_are_free_in_a_file(tmp_path: Path) -> None:
         for sizes in ((4, 6), (5, 7), (6, 11), (7, 5), (101, 33)):
             x = torch.randn(sizes)
             torch.testing.assert_close(run(x), rounded(x))
+
+
+LOCK = threading.Lock()
+
+
+class Prepared(nn.Module):
+    """Its first call sets something up behind a lock, which Dynamo does not trace, as models of transformers do."""
+
+    ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            with LOCK:
+                self.ready = True
+        return x * 2
+
+
+def test_a_first_call_that_sets_something_up(tmp_path: Path) -> None:
+    fast = anyshape.compile(Prepared().eval())
+    with pytest.raises(ConfigError, match="not called since"):
+        anyshape.save(fast, tmp_path / "f.any")
+    x = torch.ones(3, 4)
+    fast(x)
+    with pytest.raises(ConfigError, match="call it once more") as error:
+        anyshape.save(fast, tmp_path / "f.any")
+    assert "lock" in error.value.why
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)

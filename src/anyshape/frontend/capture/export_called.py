@@ -27,8 +27,8 @@ from anyshape.torch_compat.tracing.size_texts import size_texts
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
 
-def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
-                  ) -> torch.export.ExportedProgram:
+def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool,
+                  reason: str = "") -> torch.export.ExportedProgram:
     """The target as an exported program that takes what `calls` took, at other sizes. Where it can be shown that sizes
     of 0 and 1 do nothing else than larger ones, it takes them too. It is to be compiled under the settings of
     `all_sizes_traced`.
@@ -36,6 +36,7 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     Args:
         symbols: sizes that are symbols of a program, such as "dim 0 of x".
         dynamic: whether sizes are free at all.
+        reason: why a call ran as PyTorch, if one did.
 
     Raises:
         ConfigError: no call was traced, or they are of several kinds. Unsupported: torch.export refuses the target.
@@ -43,7 +44,7 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     module = target if isinstance(target, torch.nn.Module) else _Function(target)
     signature = inspect.signature(module.forward)
     bound = [one.bound(signature) for one in calls]
-    call = _general(bound)
+    call = _general(bound, reason)
     module = _with_names(module, call)
     signature = inspect.signature(module.forward)
     error: Exception | None = None
@@ -179,11 +180,15 @@ def _with_names(module: torch.nn.Module, call: TracedCall) -> torch.nn.Module:
     return found
 
 
-def _general(calls: Sequence[TracedCall]) -> TracedCall:
+def _general(calls: Sequence[TracedCall], reason: str) -> TracedCall:
     """The call whose program serves the others: that with the fewest sizes of 0 and 1."""
+    if not calls and reason:
+        raise ConfigError("anyshape.save does not know what the program takes",
+                          why=f"every call of it ran as PyTorch, and none was traced: {reason}",
+                          do="call it once more, for what a first call sets up is there then; or " + EXPORT)
     if not calls:
         raise ConfigError("anyshape.save does not know what the program takes", why="it was not called since it was "
-                          "compiled, or ran as PyTorch (see explain())", do="call it once, then save it; or " + EXPORT)
+                          "compiled", do="call it once, then save it; or " + EXPORT)
     first = calls[0]
     other = next((one for one in calls if one.kind() != first.kind()), None)
     if other is not None:
