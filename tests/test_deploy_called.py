@@ -270,3 +270,14 @@ def test_a_first_call_that_sets_something_up(tmp_path: Path) -> None:
     assert "lock" in error.value.why
     fast(x)
     anyshape.save(fast, tmp_path / "f.any", native=False)
+
+
+def test_a_file_takes_the_call_that_it_was_made_from(tmp_path: Path) -> None:
+    fast = anyshape.compile(lambda x: x * 2 if x.shape[0] == 1 else x + 1)
+    x = torch.ones(1, 4)
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    with anyshape.load(tmp_path / "f.any") as run:
+        torch.testing.assert_close(run(x), x * 2)
+        with pytest.raises(InputError):
+            run(torch.ones(2, 4))

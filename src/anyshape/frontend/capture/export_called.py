@@ -61,7 +61,9 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
             return exported
         if one is call or _is_free(exported, one, call):
             exported, strict = _freed(exported, module, one, signature, symbols)
-            return _with_small(exported, module, one, signature, strict)
+            exported = _with_small(exported, module, one, signature, strict)
+            if one is call or exported_sizes.takes(exported, call.sizes()):
+                return exported
     assert error is not None
     if isinstance(error, AnyShapeError):
         raise error
@@ -185,7 +187,7 @@ def _general(calls: Sequence[TracedCall], reason: str) -> TracedCall:
     if not calls and reason:
         raise ConfigError("anyshape.save does not know what the program takes",
                           why=f"every call of it ran as PyTorch, and none was traced: {reason}",
-                          do="call it once more, for what a first call sets up is there then; or " + EXPORT)
+                          do="call it once more, at sizes other than 0 and 1, then save it; or " + EXPORT)
     if not calls:
         raise ConfigError("anyshape.save does not know what the program takes", why="it was not called since it was "
                           "compiled", do="call it once, then save it; or " + EXPORT)

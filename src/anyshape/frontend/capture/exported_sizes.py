@@ -77,6 +77,17 @@ def made_numbers(exported: torch.export.ExportedProgram) -> set[Any]:
             for symbol in guard.free_symbols}
 
 
+def takes(exported: torch.export.ExportedProgram, sizes: Sequence[Sequence[int]]) -> bool:
+    """Whether the program takes tensors of these sizes, as far as ranges and guards tell."""
+    shapes = [value.shape for value in given(exported) if isinstance(value, torch.Tensor)]
+    values = {symbol: sizes[number][dim] for (number, dim), symbol in symbols(exported).items()}
+    ranges = exported.range_constraints
+    return all(type(size) is not int or size == own for shape, numbers in zip(shapes, sizes, strict=True)
+               for size, own in zip(shape, numbers, strict=True)) and all(
+        int(ranges[symbol].lower) <= number for symbol, number in values.items() if symbol in ranges) and not any(
+        value_at(guard, values) == False for guard in guards(exported))  # noqa: E712 of sympy
+
+
 def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int | None]]:
     """Symbols of the user's tensors, and the range in which guards hold that no size says: torch.export makes a
     constant of a tensor of 0.1 * s, and a guard that this number is the one of the trace."""
