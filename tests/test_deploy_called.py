@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,10 @@ def test_what_cannot_be_exported_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"torch\.export does not take it") as error:
         anyshape.save(fast, tmp_path / "f.any")
     assert "data-dependent" in error.value.why
+    fast = anyshape.compile(lambda x: x * len(f"{x.shape[0]}"))
+    fast(torch.ones(3, 4))
+    with pytest.raises(Unsupported, match="a text of a size"):
+        anyshape.save(fast, tmp_path / "f.any")
     fast = anyshape.compile(lambda x: x * 2)
     with torch.autocast("cpu", torch.bfloat16):
         fast(torch.ones(3, 4))
@@ -300,3 +305,42 @@ def test_sizes_that_are_rounded_are_free_in_a_file(tmp_path: Path) -> None:
         for sizes in ((4, 6), (5, 7), (6, 11), (7, 5), (101, 33)):
             x = torch.randn(sizes)
             torch.testing.assert_close(run(x), rounded(x))
+
+
+LOCK = threading.Lock()
+
+
+class Prepared(nn.Module):
+    """Its first call sets something up behind a lock, which Dynamo does not trace, as models of transformers do."""
+
+    ready = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            with LOCK:
+                self.ready = True
+        return x * 2
+
+
+def test_a_first_call_that_sets_something_up(tmp_path: Path) -> None:
+    fast = anyshape.compile(Prepared().eval())
+    with pytest.raises(ConfigError, match="not called since"):
+        anyshape.save(fast, tmp_path / "f.any")
+    x = torch.ones(3, 4)
+    fast(x)
+    with pytest.raises(ConfigError, match="call it once more") as error:
+        anyshape.save(fast, tmp_path / "f.any")
+    assert "lock" in error.value.why
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+
+
+def test_a_file_takes_the_call_that_it_was_made_from(tmp_path: Path) -> None:
+    fast = anyshape.compile(lambda x: x * 2 if x.shape[0] == 1 else x + 1)
+    x = torch.ones(1, 4)
+    fast(x)
+    anyshape.save(fast, tmp_path / "f.any", native=False)
+    with anyshape.load(tmp_path / "f.any") as run:
+        torch.testing.assert_close(run(x), x * 2)
+        with pytest.raises(InputError):
+            run(torch.ones(2, 4))

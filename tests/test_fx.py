@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional as F
 
 from anyshape.base.config import Config
@@ -609,6 +611,8 @@ def test_sizes_from_data_are_refused() -> None:
 
 
 @pytest.mark.parametrize("compute", [
+    lambda a, b: round(a / 4), lambda a, b: round((a * b - 40) / 6),
+    lambda a, b: round(a / 5), lambda a, b: math.ceil(a / 2.5), lambda a, b: math.floor(a / 2 / 1.5),
     lambda a, b: (a + b) * a - 3, lambda a, b: a // 3 + b % 4, lambda a, b: (a * b) // a, lambda a, b: -(-b // 5),
     lambda a, b: torch.sym_max(a, b) - torch.sym_min(a, 4), lambda a, b: (a * a + a) // 2,
     lambda a, b: torch.sym_int(a / b), lambda a, b: torch.sym_int(a * 0.25), lambda a, b: (a // b) * b + a % b,
@@ -630,3 +634,19 @@ def test_sizes(compute: Callable[[Any, Any], Any]) -> None:
         for b in range(1, 9):
             found = evaluate(converted_size, dict(zip(names, (a, b), strict=True)))
             assert found == int(compute(a, b)), (a, b)
+
+
+def test_divisors_that_guards_show_to_be_no_less_than_0() -> None:
+    """Swin v2's windows after a stage that merges tokens, whose least value no interval tells."""
+    def windows(size: Any) -> Any:
+        return 4 * ((size // 4 + 3 * (size // 8) + 3) // 4) - 4 * (size // 8)
+
+    env = ShapeEnv()
+    traced = torch.empty(64, device="meta")
+    with FakeTensorMode(shape_env=env) as mode:
+        size = mode.from_tensor(traced, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC])).shape[0]
+    sizes = SymIntImporter()
+    torch._check(windows(size) >= 1)
+    name, found = str(sizes.size(size)), sizes.size((size + 2) % windows(size))
+    for number in range(4, 90):
+        assert evaluate(found, {name: number}) == (number + 2) % windows(number)

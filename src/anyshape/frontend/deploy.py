@@ -58,7 +58,9 @@ def _save_called(called: CompiledCallable, path: str | Path, native: bool, tests
     compilation, target = called.compilation, called.target
     sizes = frozenset(words for capture in compilation.captures for _, words, _ in capture.sizes)
     config = compilation.config
-    exported, *special = export_called(target, compilation.calls, sizes, config.dynamic)
+    reasons = [one.reason for one in compilation.fallbacks]
+    exported, *special = export_called(target, compilation.calls, sizes, config.dynamic,
+                                       reasons[-1] if reasons else "")
     try:
         with all_sizes_traced() if config.dynamic else contextlib.nullcontext():
             first = deployable(compile_exported(exported, config, layouts=False))

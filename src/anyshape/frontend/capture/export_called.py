@@ -23,12 +23,13 @@ from anyshape.frontend.capture.traced_calls import LEAST, Described, Other, Trac
 from anyshape.frontend.train_step.defer_interrupts import DeferInterrupts
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
+from anyshape.torch_compat.tracing.size_texts import size_texts
 
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
 
-def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool
-                  ) -> list[torch.export.ExportedProgram]:
+def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbols: frozenset[str], dynamic: bool,
+                  reason: str = "") -> list[torch.export.ExportedProgram]:
     """The target as an exported program that takes what `calls` took, at other sizes. Where it can be shown that sizes
     of 0 and 1 do nothing else than larger ones, it takes them too; where it does not take a size of 1, programs follow
     in which that is fixed. They are to be compiled under the settings of `all_sizes_traced`.
@@ -36,6 +37,7 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     Args:
         symbols: sizes that are symbols of a program, such as "dim 0 of x".
         dynamic: whether sizes are free at all.
+        reason: why a call ran as PyTorch, if one did.
 
     Raises:
         ConfigError: no call was traced, or they are of several kinds. Unsupported: torch.export refuses the target.
@@ -43,13 +45,16 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
     module = target if isinstance(target, torch.nn.Module) else _Function(target)
     signature = inspect.signature(module.forward)
     bound = [one.bound(signature) for one in calls]
-    call = _general(bound)
+    call = _general(bound, reason)
     module = _with_names(module, call)
     signature = inspect.signature(module.forward)
     error: Exception | None = None
     for one in _attempts(call, bound, signature, symbols) if dynamic else (call,):
         try:
-            exported = _exported(module, one, signature, dynamic)
+            with size_texts(False) as files:
+                exported = _exported(module, one, signature, dynamic)
+            if files:
+                _refuse_texts(exported, module, one, signature, files[0])
         except Exception as found:  # the border to torch's tracer
             error = found
             continue
@@ -59,7 +64,9 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
             exported, strict = _freed(exported, module, one, signature, symbols)
             export = _Export(module, signature, strict)
             exported = export.with_small(exported, one)
-            return [exported, *export.with_ones(exported, one)]
+            programs = [exported, *export.with_ones(exported, one)]
+            if one is call or any(exported_sizes.takes(program, call.sizes()) for program in programs):
+                return programs
     assert error is not None
     if isinstance(error, AnyShapeError):
         raise error
@@ -71,6 +78,20 @@ def export_called(target: Callable[..., Any], calls: Sequence[TracedCall], symbo
 def all_sizes_traced() -> Any:
     """Settings under which sizes of 0 and 1 are not singled out."""
     return tracing_settings(True, True, 0, frozenset(), frozenset())
+
+
+def _refuse_texts(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
+                  signature: inspect.Signature, file: str) -> None:
+    """Raises where the program depends on the texts that it makes of sizes, which are names of symbols in a trace; as
+    the message of an assertion, which most are, it does not."""
+    with size_texts(True):
+        other = _exported(module, call, signature, True)
+    if other.graph_module.code != exported.graph_module.code or not all(
+            torch.equal(one, exported.constants[name]) for name, one in other.constants.items()
+            if isinstance(one, torch.Tensor)):
+        raise Unsupported("the program cannot be deployed: it computes with a text of a size", where=file,
+                          why="torch.export makes a text of a size of its symbol's name, such as s77",
+                          do="compute with the size itself, not with str(size) or f\"{size}\"")
 
 
 def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call: TracedCall,
@@ -194,11 +215,15 @@ def _with_names(module: torch.nn.Module, call: TracedCall) -> torch.nn.Module:
     return found
 
 
-def _general(calls: Sequence[TracedCall]) -> TracedCall:
+def _general(calls: Sequence[TracedCall], reason: str) -> TracedCall:
     """The call whose program serves the others: that with the fewest sizes of 0 and 1."""
+    if not calls and reason:
+        raise ConfigError("anyshape.save does not know what the program takes",
+                          why=f"every call of it ran as PyTorch, and none was traced: {reason}",
+                          do="call it once more, at sizes other than 0 and 1, then save it; or " + EXPORT)
     if not calls:
         raise ConfigError("anyshape.save does not know what the program takes", why="it was not called since it was "
-                          "compiled, or ran as PyTorch (see explain())", do="call it once, then save it; or " + EXPORT)
+                          "compiled", do="call it once, then save it; or " + EXPORT)
     first = calls[0]
     other = next((one for one in calls if one.kind() != first.kind()), None)
     if other is not None:

@@ -71,10 +71,21 @@ def least_sizes(exported: torch.export.ExportedProgram, layouts: bool = True) ->
 
 
 def made_numbers(exported: torch.export.ExportedProgram) -> set[Any]:
-    """Symbols of which something is a number by a guard, as by `int(size / 2)`; but for remainders, which layouts ask."""
+    """Symbols of which something is a number by a guard, as by `int(size / 2)`; not remainders, which layouts ask."""
     return {symbol for guard in guards(exported) if isinstance(guard, sympy.Eq) and len(guard.free_symbols) == 1
             and any(side.is_number for side in guard.args) and not isinstance(guard.args[0], (ops.Mod, ops.PythonMod))
             for symbol in guard.free_symbols}
+
+
+def takes(exported: torch.export.ExportedProgram, sizes: Sequence[Sequence[int]]) -> bool:
+    """Whether the program takes tensors of these sizes, as far as ranges and guards tell."""
+    shapes = [value.shape for value in given(exported) if isinstance(value, torch.Tensor)]
+    values = {symbol: sizes[number][dim] for (number, dim), symbol in symbols(exported).items()}
+    ranges = exported.range_constraints
+    return all(type(size) is not int or size == own for shape, numbers in zip(shapes, sizes, strict=True)
+               for size, own in zip(shape, numbers, strict=True)) and all(
+        int(ranges[symbol].lower) <= number for symbol, number in values.items() if symbol in ranges) and not any(
+        value_at(guard, values) == False for guard in guards(exported))  # noqa: E712 of sympy
 
 
 def limited(exported: torch.export.ExportedProgram) -> dict[Any, tuple[int, int | None]]:

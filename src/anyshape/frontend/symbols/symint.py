@@ -333,8 +333,7 @@ def _divide(sizes: SymIntImporter, top: sympy.Basic, bottom: sympy.Basic) -> Siz
         if b == 0:
             raise cannot(top / bottom)
         return expr.floordiv(a, b) if b > 0 else expr.floordiv(-a, -b)
-    low, _ = sizes.range_of(b)
-    if low is None or low < 0:
+    if not sizes.is_at_most(0, b):
         raise cannot(top / bottom)
     return expr.floordiv(a, b)
 
