@@ -23,7 +23,13 @@ from anyshape.runtime.numpy_ops.random_numbers import OPERATORS
 ROWS = 4000
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rand": lambda x: torch.rand(x.shape), "rand_like": torch.rand_like, "randn": lambda x: torch.randn(x.shape),
-    "randn_like": torch.randn_like, "randint": lambda x: torch.randint(2, 7, x.shape),
+    "rand of f16": lambda x: torch.rand(x.shape, dtype=torch.float16).float(),
+    "rand of f64": lambda x: torch.rand(x.shape, dtype=torch.float64), "rand_like of bf16": lambda x: torch.rand_like(
+        x.bfloat16()).float(), "randn of f64": lambda x: torch.randn(x.shape, dtype=torch.float64),
+    "randn_like": torch.randn_like, "randint of u8": lambda x: torch.randint(0, 9, x.shape, dtype=torch.uint8),
+    "randperm of i32": lambda x: torch.randperm(x.shape[0], dtype=torch.int32),
+    "normal_ by name": lambda x: torch.empty_like(x).normal_(mean=1, std=2),
+    "randint": lambda x: torch.randint(2, 7, x.shape),
     "randint_like": lambda x: torch.randint_like(x, 5), "randperm": lambda x: x[torch.randperm(x.shape[0])],
     "bernoulli": lambda x: torch.bernoulli(x), "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
     "multinomial": lambda x: torch.multinomial(x, 2), "with replacement": lambda x: torch.multinomial(x, 6, True),
