@@ -163,9 +163,10 @@ def _unpacked(c: Call) -> list[Value]:
     if len(found) == 3:
         return found
     whole = found.pop()
-    if whole.tensor.rank != 5 or whole.tensor.shape[3] != 3 - len(found):
+    count = 3 - len(found)
+    if whole.tensor.rank != 5 or whole.tensor.shape[3] != count:
         raise Decline("operands that are left out")
-    b, s, heads, count, d = whole.tensor.shape
+    b, s, heads, _, d = whole.tensor.shape
     return [*found, *(c.t.reshape(c.t.window(whole, 3, place, 1), (b, s, heads * d)) for place in range(count))]
 
 
