@@ -1,10 +1,12 @@
 """onnxruntime's fused operators of transformers give its results at all sizes."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import anyshape
 
@@ -148,3 +150,73 @@ def test_counts_behind_embeddings_are_of_ones():
              for shape in ((3, 7), (1, 5))]
     checked("Attention", ["e", "w", "wb", "counts"], {"ids": ["b", "n"], "mask": ["b", "n"]}, ["y"],
             {**tables, "w": floats(8, 24), "wb": floats(24)}, feeds, before, num_heads=2)
+
+
+def fused(op: str, operands: dict[str, Any], constants: dict[str, np.ndarray], outputs: int = 1, **attributes: Any
+          ) -> Any:
+    """An operator that onnxruntime has for GPUs alone, compiled."""
+    names = [f"y{place}" for place in range(outputs)]
+    node = helper.make_node(op, [*operands, *constants], names, domain="com.microsoft", **attributes)
+    graph = helper.make_graph([node], "made", [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+                                               for name, shape in operands.items()],
+                              [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names],
+                              [numpy_helper.from_array(array, name) for name, array in constants.items()])
+    return anyshape.compile_onnx(helper.make_model(graph, ir_version=8, opset_imports=[
+        helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]))
+
+
+def test_operators_of_diffusion_models_are_their_definitions():
+    scale, shift, bias, more, kernel = floats(8), floats(8), floats(8), floats(2, 8), floats(4, 3, 3, 8)
+    norm = fused("SkipGroupNorm", {"x": [2, "h", "w", 8]}, {"g": scale, "o": shift, "s": more, "a": bias}, 2, groups=2,
+                 activation=1)
+    conv = fused("NhwcConv", {"x": ["b", "h", "w", 8]}, {"k": kernel, "a": bias[:4]}, pads=[1, 1, 1, 1])
+    gate = fused("BiasSplitGelu", {"x": ["b", "n", 8]}, {"a": bias})
+    total = fused("BiasAdd", {"x": ["b", "n", 8]}, {"a": bias, "s": scale.reshape(1, 1, 8)})
+    for n in (5, 1):
+        x = floats(2, n, 3, 8)
+        added = x + more[:, None, None] + bias
+        groups = added.reshape(2, n * 3, 2, 4)
+        spread = groups - groups.mean((1, 3), keepdims=True)
+        y = (spread / np.sqrt((spread ** 2).mean((1, 3), keepdims=True) + 1e-5)).reshape(x.shape) * scale + shift
+        for have, want in zip(norm(x), (y / (1 + np.exp(-y)), added), strict=True):
+            np.testing.assert_allclose(have, want, 1e-4, 1e-5)
+        wide = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        want = sum(wide[:, i:i + n, j:j + 3] @ kernel[:, i, j].T for i in range(3) for j in range(3)) + bias[:4]
+        np.testing.assert_allclose(conv(x), want, 1e-4, 1e-4)
+        x = x[:, 0]
+        np.testing.assert_allclose(total(x), x + bias + scale, 1e-5, 1e-5)
+        z = x + bias
+        erf = np.vectorize(math.erf)(z[..., 4:] / math.sqrt(2))
+        np.testing.assert_allclose(gate(x), z[..., :4] * z[..., 4:] * 0.5 * (1 + erf), 1e-5, 1e-5)
+
+
+def test_queries_keys_and_values_may_lie_beside_each_other():
+    three = fused("MultiHeadAttention", {"q": ["b", "n", 2, 3, 4]}, {}, num_heads=2)
+    two = fused("MultiHeadAttention", {"q": ["b", "m", 8], "k": ["b", "n", 2, 2, 4]}, {}, num_heads=2)
+    for b, n in ((2, 5), (1, 1)):
+        x = floats(b, n, 2, 3, 4)
+        q, k, v = np.moveaxis(x, 3, 0)
+        scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k) / 2)
+        want = np.einsum("bhqk,bkhd->bqhd", scores / scores.sum(-1, keepdims=True), v).reshape(b, n, 8)
+        np.testing.assert_allclose(three(x), want, 1e-4, 1e-5)
+        np.testing.assert_allclose(two(q.reshape(b, n, 8), np.ascontiguousarray(x[..., 1:, :])), want, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("both", [0, 1])
+def test_biases_of_distances_are_those_of_t5(both):
+    modeling = pytest.importorskip("transformers.models.t5.modeling_t5")
+    table = floats(32, 4)
+    nodes = [helper.make_node("Shape", ["x"], [name], start=place, end=place + 1)
+             for place, name in enumerate(("q", "k"))]
+    nodes.append(helper.make_node("RelativePositionBias", ["t", "q", "k"], ["y"], domain="com.microsoft",
+                                  max_distance=50, is_bidirectional=both))
+    graph = helper.make_graph(nodes, "made", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["q", "k"])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+                              [numpy_helper.from_array(table, "t")])
+    compiled = anyshape.compile_onnx(helper.make_model(graph, ir_version=8, opset_imports=[
+        helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]))
+    for q, k in ((70, 70), (3, 90), (1, 1)):
+        away = torch.arange(k)[None] - torch.arange(q)[:, None]
+        at = modeling.T5Attention._relative_position_bucket(away, bool(both), 32, 50)
+        want = table[at.numpy()].transpose(2, 0, 1)[None]
+        np.testing.assert_array_equal(compiled(np.zeros((q, k), np.float32)), want)

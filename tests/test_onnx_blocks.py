@@ -55,6 +55,17 @@ def test_products(bits: int, inner: int, block: int, zeros: str) -> None:
          [{"x": DRAW.standard_normal(shape).astype(np.float32)} for shape in ((1, 1, inner), (2, 3, inner))])
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+def test_floats_of_four_bits(kind: int) -> None:
+    inner, columns, block = 48, 5, 32
+    made = node("MatMulBnb4", ["x", "b", "s"], ["y"], domain="com.microsoft", K=inner, N=columns, block_size=block,
+                quant_type=kind)
+    same([made], [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "t", inner])],
+         {"b": DRAW.integers(0, 256, inner * columns // 2).astype(np.uint8),
+          "s": DRAW.random(-(-inner * columns // block), np.float32)},
+         [{"x": DRAW.standard_normal(shape).astype(np.float32)} for shape in ((1, 1, inner), (2, 3, inner))])
+
+
 def test_zero_points_in_an_order() -> None:
     """Weights in an order of groups, with zero points of their groups, by the definition: onnxruntime 1.32 takes no
     notice of packed zero points there, and does of the same in floats."""

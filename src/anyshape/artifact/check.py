@@ -63,9 +63,9 @@ def check(path: str | Path) -> CheckReport:
             lines.append(f"  takes    {one.name}: {shown if one.kind != 'fixed' else repr(one.value)}")
         for name, low, high in graph.facts.ranges:
             lines.append(f"  sizes    {low} <= {names.get(name, name)}" + ("" if high is None else f" <= {high}"))
-        for (one, plan, kernels), said in zip(programs, head.programs, strict=True):
+        for (own, plan, kernels), said in zip(programs, head.programs, strict=True):
             sizes = f", where {special_text(first.signature, said.sizes)}" if said.sizes else ""
-            lines.append(f"  program  {len(one.nodes)} equations, {len(kernels)} kernels, "
+            lines.append(f"  program  {len(own.nodes)} equations, {len(kernels)} kernels, "
                          f"{len(plan.steps)} steps{sizes}")
         drawn = {str(node.attr("target")): None for program, _, _ in programs for node in program.nodes
                  if node.op == "extern" and draws(str(node.attr("target")))}

@@ -66,9 +66,8 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
     first, *others = [{"signature": one.signature.encode(), "weights": places,
                        "needed": [str(size) for size in one.planned.plan.nonnegative]}
                       for one, places in zip(programs, positions, strict=True)]
-    head = {
-        "format": FORMAT, "version": WITH_SPECIAL if others else WITH_NAMES if program.signature.gives else VERSION,
-        "made_with": {"anyshape": __version__}, **first}
+    version = WITH_SPECIAL if others else WITH_NAMES if program.signature.gives else WITH_VECTORS if tests else VERSION
+    head: dict[str, Any] = {"format": FORMAT, "version": version, "made_with": {"anyshape": __version__}, **first}
     if others:
         head["special"] = [{"sizes": sizes, **one} for (sizes, _), one in zip(program.special, others, strict=True)]
     if tests:
@@ -77,7 +76,6 @@ def save(program: Deployable, path: str | Path, native: bool = True, tests: Sequ
             untested = Path(folder) / path.name
             _write(untested, head, members)
             members[VECTORS] = recorded(untested, native, tests)
-        head["version"] = max(head["version"], WITH_VECTORS)
     _write(path, head, members)
     return path
 

@@ -168,13 +168,18 @@ class _Export(NamedTuple):
             for ones in [ones for ones in places.values() if ones[0] > after]:
                 if len(found) == MOST_SPECIAL:
                     return found
-                at_one = its_call.resized(lambda number, dim, size, ones=ones: 1 if (number, dim) in ones else size)
+                at_one = _at_one(its_call, ones)
                 with contextlib.suppress(Exception):  # the border to torch's tracer: the module does not take this size
                     with all_sizes_traced():
                         special = _exported(self.module, at_one, self.signature, True, strict=self.strict)
                     found.append(self.with_small(special, at_one, 1))
                     open_.append((found[-1], at_one, ones[0]))
         return found
+
+
+def _at_one(call: TracedCall, places: Sequence[tuple[int, int]]) -> TracedCall:
+    """The call with sizes of 1 at these places."""
+    return call.resized(lambda number, dim, size: 1 if (number, dim) in places else size)
 
 
 class _Function(torch.nn.Module):

@@ -7,6 +7,7 @@ Numbers are those of onnxruntime's CPU kernels: what a mask hides is moved by `m
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,12 +157,47 @@ def _of_products(c: Call, total: Value, mask_at: int, past_at: int, bias_at: int
     return _joined(c, _attended(c, q, k, v, mask, c.value(bias_at) if c.has(bias_at) else None)), present
 
 
+def _unpacked(c: Call) -> list[Value]:
+    """Queries, keys and values, [b, s, heads * d], which may lie beside each other: [b, s, heads, 3 or 2, d]."""
+    found = [c.value(place) for place in range(3) if c.has(place)]
+    if len(found) == 3:
+        return found
+    whole = found.pop()
+    count = 3 - len(found)
+    if whole.tensor.rank != 5 or whole.tensor.shape[3] != count:
+        raise Decline("operands that are left out")
+    b, s, heads, _, d = whole.tensor.shape
+    return [*found, *(c.t.reshape(c.t.window(whole, 3, place, 1), (b, s, heads * d)) for place in range(count))]
+
+
+@translates("RelativePositionBias", domain=MICROSOFT)
+def relative_position_bias(c: Call) -> Any:
+    """[1, heads, rows, keys], of a table [buckets, heads]: near keys have a bucket each, far ones share those of a
+    logarithm (Raffel et al. 2020)."""
+    table, rows, keys = c.value(0), c.sizes(1)[0], c.sizes(2)[0]
+    buckets, = c.fixed(table.tensor.shape[:1])
+    away = c.op("sub", _places(c, keys, 2, 1), _places(c, rows, 2, 0))
+    if both := bool(c.attr("is_bidirectional", 0)):
+        buckets //= 2
+    far = c.op("abs", away) if both else c.op("neg", c.op("minimum", away, 0))
+    exact = buckets // 2
+    ratio = c.op("div", c.t.cast(c.op("maximum", far, exact), "f32"), float(exact))
+    steps = c.op("mul", c.op("div", c.op("log", ratio), math.log(int(c.attr("max_distance")) / exact)),
+                 float(buckets - exact))
+    late = c.op("minimum", c.op("add", c.t.cast(steps, "i64"), exact), buckets - 1)
+    at = c.t.where(c.op("lt", far, exact), far, late, "i64")
+    if both:
+        at = c.op("add", at, c.t.where(c.op("gt", away, 0), buckets, 0, "i64"))
+    found = c.t.permute(c.op("take", table, at, dim=0), (2, 0, 1))
+    return c.t.reshape(found, (1, *found.tensor.shape))
+
+
 @translates("MultiHeadAttention", domain=MICROSOFT)
 def multi_head_attention(c: Call) -> Any:
     heads = int(c.attr("num_heads"))
-    if not c.has(1) or not c.has(2) or c.rank(0) != 3 or any(c.has(place) for place in (8, 9)):
-        raise Decline("packed operands, or a past of a fixed size")
-    q, k, v = (c.value(place) for place in range(3))
+    if any(c.has(place) for place in (8, 9)):
+        raise Decline("a past of a fixed size")
+    q, k, v = _unpacked(c)
     if c.has(3):
         bias = c.value(3)
         start: Size = 0

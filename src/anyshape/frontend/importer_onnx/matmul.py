@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from anyshape.frontend.aten.matmul import matmul as product_of
 from anyshape.frontend.aten.matmul import turned
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float, wide
@@ -265,6 +267,32 @@ def matmul_of_blocks(c: Call) -> Any:
     weights = c.t.cast(c.op("mul", c.op("sub", numbers, zero), scales), x.tensor.dtype)
     found = matmul(c, x, turned(c.t, weights))
     return c.t.pointwise("add", found, c.value(5), dtype=found.tensor.dtype) if c.has(5) else found
+
+
+# numbers that four bits stand for: FP4 and NF4 (Dettmers et al. 2023)
+FOUR_BITS = (
+    (0.0, 5.208333333e-03, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25,
+     -0.0, -5.208333333e-03, -2 / 3, -1.0, -1 / 3, -0.5, -1 / 6, -0.25),
+    (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0))
+
+
+@translates("MatMulBnb4", domain=MICROSOFT)
+def matmul_of_four_bit_floats(c: Call) -> Any:
+    """Weights are places in a table, the first of two in the upper half of a byte, times the scale of their block."""
+    x, packed, scales = c.value(0), c.value(1), c.value(2)
+    inner, columns, block = c.attr("K"), c.attr("N"), c.attr("block_size")
+    if x.tensor.shape[-1] != inner:
+        raise Mismatch(x.tensor.shape[-1], inner)
+    count = inner * columns
+    pairs = c.t.reshape(unpacked(c, packed, 4), (packed.tensor.count, 2))
+    at = c.t.cast(c.op("concat", *(c.t.window(pairs, 1, place, 1) for place in (1, 0)), dim=1), "i64")
+    table = c.constant(np.asarray(FOUR_BITS[c.attr("quant_type", 1)], np.float32), "f32")
+    numbers = c.t.window(c.t.reshape(c.op("take", table, at, dim=0), (2 * packed.tensor.count,)), 0, 0, count)
+    weights = c.op("mul", numbers, _spread(c, c.t.cast(scales, "f32"), 0, block, count))
+    weights = c.t.cast(c.t.reshape(weights, (columns, inner)), x.tensor.dtype)
+    return matmul(c, x, turned(c.t, weights) if c.attr("transB", 1) else c.t.reshape(weights, (inner, columns)))
 
 
 @translates("GatherBlockQuantized", domain=MICROSOFT)

@@ -17,7 +17,7 @@ from anyshape.frontend.importer_onnx.table import Call, moves, translates
 from anyshape.frontend.symbols.known import Known
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType, kind_of
-from anyshape.sym.expr import Expr, Size
+from anyshape.sym.expr import Expr, Size, floordiv
 from anyshape.torch_compat import aten
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
@@ -258,6 +258,21 @@ def microsoft_gelu(c: Call) -> Any:
     if c.name == "QuickGelu":
         return c.op("mul", x, c.op("sigmoid", c.op("mul", x, float(c.attr("alpha", 1.702)))))
     return c.aten(aten.gelu.default, x, approximate="tanh" if c.name == "FastGelu" else "none", types=x.tensor)
+
+
+@translates("BiasAdd", domain="com.microsoft")
+def sum_of_three(c: Call) -> Any:
+    x = c.t.pointwise("add", c.value(0), c.value(1), dtype=c.dtype())
+    return c.t.pointwise("add", x, c.value(2), dtype=c.dtype())
+
+
+@translates("BiasSplitGelu", domain="com.microsoft")
+def gated_gelu(c: Call) -> Any:
+    x = c.t.pointwise("add", c.value(0), c.value(1), dtype=c.dtype())
+    last = x.tensor.rank - 1
+    half = floordiv(x.tensor.shape[last], 2)
+    gate = c.t.window(x, last, half, half)
+    return c.op("mul", c.t.window(x, last, 0, half), c.aten(aten.gelu.default, gate, types=gate.tensor))
 
 
 def in_wide(c: Call, x: Value, body: Callable[[Value], Value]) -> Value:

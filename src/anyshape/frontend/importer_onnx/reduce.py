@@ -224,6 +224,39 @@ def skiplayer_norm_of(c: Call) -> Any:
     return (*done, x)
 
 
+@translates("GroupNorm", "SkipGroupNorm", domain="com.microsoft")
+def group_norm(c: Call) -> Any:
+    """Of sums, for SkipGroupNorm. x: [batch, ..., channels], or channels second."""
+    x = c.value(0)
+    kind, dtype, rank = wide(x.tensor.dtype), x.tensor.dtype, x.tensor.rank
+    last = bool(c.attr("channels_last", 1))
+    for place in (3, 4) if c.name == "SkipGroupNorm" else ():
+        if c.has(place):
+            one = c.value(place)
+            if one.tensor.rank == 2:  # [batch, channels]
+                shape = one.tensor.shape
+                ones = (1,) * (rank - 2)
+                one = c.t.reshape(one, (shape[0], *ones, shape[1]) if last else (*shape, *ones))
+            elif one.tensor.rank == 1 and not last:
+                one = _line(c, one, rank)
+            x = c.t.pointwise("add", x, one, dtype=dtype)
+    y = c.t.cast(x, kind)
+    y = y if last else c.t.permute(y, (0, *range(2, rank), 1))
+    shape = y.tensor.shape
+    channels, = c.fixed(shape[-1:])
+    groups = int(c.attr("groups"))
+    split = c.t.reshape(y, (*shape[:-1], groups, channels // groups))
+    spread, middle = variance(c.t, split, (*range(1, rank - 1), rank), 0, True)
+    factor = c.op("rsqrt", c.op("add", spread, float(c.attr("epsilon", 1e-5))))
+    out = c.t.reshape(c.op("mul", c.op("sub", split, middle), factor), shape)
+    out = c.t.pointwise("mul", out, c.value(1), dtype=kind)
+    out = c.t.pointwise("add", out, c.value(2), dtype=kind)
+    if c.attr("activation", 0):  # SiLU
+        out = c.op("mul", out, c.op("sigmoid", out))
+    out = out if last else c.t.permute(out, (0, rank - 1, *range(1, rank - 1)))
+    return c.t.cast(out, dtype), x
+
+
 @translates("LpNormalization")
 def lp_norm(c: Call) -> Any:
     x, axis = c.value(0), c.axis(-1)

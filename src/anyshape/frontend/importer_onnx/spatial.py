@@ -59,6 +59,13 @@ def fused_conv(c: Call) -> Any:
     return activated(c, c.op("add", found, c.value(3)) if c.has(3) else found)
 
 
+@translates("NhwcConv", domain=MICROSOFT)
+def conv_of_channels_last(c: Call) -> Any:
+    rank = c.rank(0)
+    x, w = (c.t.permute(c.value(place), (0, rank - 1, *range(1, rank - 1))) for place in (0, 1))
+    return c.t.permute(convolved(c, x, w, c.value(2) if c.has(2) else None), (0, *range(2, rank), 1))
+
+
 def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     """The convolution of the call's attributes."""
     if x.tensor.shape[1] != w.tensor.shape[1] * c.attr("group", 1):

@@ -206,13 +206,13 @@ def scatter(c: Call) -> Any:
         return x
     places = _places(c, x, updates)
     if c.dtype == "u64" and row in ("scatter_amax", "scatter_amin"):
-        flip = [c.op("bit_xor", one, -(1 << 63)) for one in (x, updates)]
-        return c.op("bit_xor", _scattered(c, row, *flip, places=places), -(1 << 63))
+        flipped, new = (c.op("bit_xor", one, -(1 << 63)) for one in (x, updates))
+        return c.op("bit_xor", _scattered(c, row, flipped, new, places), -(1 << 63))
     if c.dtype == "bool" and row != "scatter":
         # sums and products of bools are "or" and "and"
         row = {"scatter_add": "scatter_amax", "scatter_mul": "scatter_amin"}.get(row, row)
-        whole = [c.op("cast", one, dtype="i8") for one in (x, updates)]
-        return c.op("ne", _scattered(c, row, *whole, places=places), 0)
+        whole, new = (c.op("cast", one, dtype="i8") for one in (x, updates))
+        return c.op("ne", _scattered(c, row, whole, new, places), 0)
     found = _scattered(c, row, x, updates, places)
     return c.wrapped(found) if c.dtype in MASKS else found
 

@@ -156,8 +156,10 @@ def term_frequencies(node: OnnxNode, x: Any) -> Any:
                     if place is not None:
                         row[place] += 1
     mode = _words([node.attributes["mode"]])[0]
+    if mode == "IDF":
+        np.minimum(counts, 1, out=counts)
     if mode != "TF":
-        counts = ((counts > 0) if mode == "IDF" else counts) * np.asarray(weights, np.float32)
+        counts *= np.asarray(weights, np.float32)
     found = np.zeros((len(lines), 1 + max(places, default=-1)), np.float32)
     found[:, places] = counts
     return back(found.reshape(-1) if own.ndim < 2 else found)
