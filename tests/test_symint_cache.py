@@ -43,26 +43,6 @@ def test_torch_is_as_before_afterwards():
     assert all(one is not other for one, other in zip(inside, before, strict=True))
 
 
-def test_a_common_factor_of_a_quotient_is_cancelled_without_simplify(monkeypatch):
-    import sympy
-    from torch.utils._sympy.functions import FloorDiv
-    a, b, c = sympy.symbols("rows_divided columns_divided depth_divided", integer=True, nonnegative=True)
-    torchs = FloorDiv.__dict__["eval"]
-
-    def simplify(formula: object) -> None:
-        raise AssertionError(f"{formula} was simplified")
-
-    monkeypatch.setattr(sympy, "simplify", simplify)
-    with quick_tracing():
-        for base, divisor in ((6 * a * b + 4 * a, 2 * a * c), (a * (b + 2) * c, c * (a + 1)), (4 * a + 6 * b, 8),
-                              (a * b + a * c, a), (a * b * FloorDiv(c, 3), b * 5), (6 * a, 4 * b + 2 * c)):
-            found = FloorDiv(base, divisor)
-            for numbers in ((1, 1, 1), (3, 5, 7), (16, 9, 4), (2, 8, 31)):
-                given = dict(zip((a, b, c), map(sympy.Integer, numbers), strict=True))
-                assert found.xreplace(given) == int(base.xreplace(given)) // int(sympy.sympify(divisor).xreplace(given))
-    assert FloorDiv.__dict__["eval"] is torchs
-
-
 def test_rules_are_as_before_afterwards():
     import torch._meta_registrations as registrations
     import torch._subclasses.fake_impls as rules

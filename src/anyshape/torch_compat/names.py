@@ -149,8 +149,6 @@ TRACING = {
     f"{SHAPES}_constrain_range_for_size": Name("sizes that are found in the data", FEWER),
     f"{SYMPY}interp.handlers": Name("floats that are computed from sizes", FEWER),
     f"{SYMPY}reference.TensorReferenceAnalysis": Name("floats that are computed from sizes", FEWER),
-    **{f"{SYMPY}functions.{name}": Name("spares sympy's simplification of quotients of sizes", SLOW_TRACE)
-       for name in ("FloorDiv", "simple_floordiv_gcd")},
     f"{SYMPY}printers.PythonPrinter": Name("sizes as text in Python", "some programs are not made for all sizes"),
     "torch._C._exit_dual_level": Name("leaves a forward-mode level that a failed trace is in", "it is not left"),
     **{f"torch._tensor_str{name}": Name("the text of a tensor in the error of a trace",

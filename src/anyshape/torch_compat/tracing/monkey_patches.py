@@ -24,7 +24,6 @@ BESIDE = "Dynamo saves and restores it for all threads, and only one traces"
 WHILE_TRACING = {
     **{NODE + name: AGAIN for name in ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
                                        "sym_max", "sym_min", "wrap_int", "maybe_as_int")},
-    "torch.utils._sympy.functions.FloorDiv.eval": "has sympy simplify what it only has to divide by a common factor",
     SHAPES + "PropagateUnbackedSymInts.run": "says where a pass over the program begins: what was remembered goes",
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl":
         "shapes of repeated operators: torch's own cache costs more than the rule where sizes are symbols",

@@ -50,7 +50,7 @@ def quick_tracing() -> Iterator[None]:
     quick["wrap_int"] = _remembering_numbers(SymNode.wrap_int, memory)
     quick["maybe_as_int"] = _remembering_values(memory)
     with _patched([(SymNode, name, method) for name, method in quick.items()]), remembered_shapes(memory), \
-            _forgetting(memory), _nothing_for_logs(), _messages_once(), _quick_divisions():
+            _forgetting(memory), _nothing_for_logs(), _messages_once():
         yield
 
 
@@ -435,35 +435,6 @@ def _nothing_for_logs() -> contextlib.AbstractContextManager[None]:
              ("torch._dynamo.guards", "profile_guard_manager", lambda root, values, count: 0.0)]
     return _patched([(compat.need(module), name, ours) for module, name, ours in quick
                      if compat.get(f"{module}.{name}") is not None])
-
-
-@contextlib.contextmanager
-def _quick_divisions() -> Iterator[None]:
-    """Cancels a common factor of a floor division term by term. torch has sympy simplify both sides, by every rule that
-    it knows: most of the time that the trace of a detector takes, where sizes are sums of many products."""
-    FloorDiv = compat.get("torch.utils._sympy.functions.FloorDiv")
-    common = compat.get("torch.utils._sympy.functions.simple_floordiv_gcd")
-    if FloorDiv is None or common is None:
-        yield
-        return
-    import sympy
-    torchs = FloorDiv.__dict__["eval"]
-
-    def evaluate(cls: Any, base: Any, divisor: Any) -> Any:
-        if isinstance(base, (sympy.Add, sympy.Mul)) and base != divisor \
-                and (divisor > 1 if isinstance(divisor, sympy.Integer) else not isinstance(divisor, sympy.Number)) \
-                and base.is_finite is not False and divisor.is_finite is not False:
-            factor = common(base, divisor)
-            if factor != 1:  # each term has it as a factor
-                return FloorDiv(*(sympy.Add(*(term / factor for term in sympy.Add.make_args(side)))
-                                  for side in (base, divisor)))
-        return torchs.__func__(cls, base, divisor)
-
-    FloorDiv.eval = classmethod(evaluate)
-    try:
-        yield
-    finally:
-        FloorDiv.eval = torchs
 
 
 @contextlib.contextmanager
