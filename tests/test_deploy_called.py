@@ -146,13 +146,14 @@ def guarded(kind: str, x: torch.Tensor) -> torch.Tensor:
     n, k = x.shape
     if {"remainder": n % 3 == 1, "quotient": n // 3 == 3, "other": n != 12, "of both": n // k == 2,
             "float": n * 0.3 < 5, "half": n / 2 >= 4.5, "root": n**0.5 > 3, "rounded": math.ceil(n * 0.3) % 2 == 0,
-            "ratio": n / k > 1.5, "floats of both": n * 0.3 < k * 0.9}[kind]:
+            "ratio": n / k > 1.5, "difference": n % (2 * k - 5) == 1, "floats of both": n * 0.3 < k * 0.9}[kind]:
         return x * 2
     return x + 1
 
 
 @pytest.mark.parametrize("kind, taken", [
-    ("remainder", {4, 7, 10, 13, 100}), ("quotient", {9, 10, 11}), ("other", {4, 7, 9, 10, 11, 13, 17, 100}),
+    ("remainder", {4, 7, 10, 13, 100}), ("difference", {4, 7, 10, 13, 100}), ("quotient", {9, 10, 11}),
+    ("other", {4, 7, 9, 10, 11, 13, 17, 100}),
     ("of both", {9, 10, 11}), ("float", {4, 7, 9, 10, 11, 12, 13}), ("half", {9, 10, 11, 12, 13, 17, 100}),
     ("root", {10, 11, 12, 13, 17, 100}), ("rounded", {7, 9, 10}), ("ratio", {7, 9, 10, 11, 12, 13, 17, 100}),
     ("floats of both", {10})])

@@ -87,7 +87,10 @@ class Judged(Specializer):
         conditions += [(f"{divisor} divides {size}", size, divisor) for size, divisor in facts.divisible]
         for words, size, divisor in conditions:
             if symbols_of(size) <= values.keys():
-                found = evaluate(size, values)
+                try:
+                    found = evaluate(size, values)
+                except ZeroDivisionError:
+                    found = -1
                 if found % divisor if divisor else found < 0:
                     raise InputError(f"{self.plan.name} does not take these sizes",
                                      why=f"it was compiled for {renamed(words, self.names)}",

@@ -44,6 +44,7 @@ class SymIntImporter:
         self._gathering = False
         self._ends: dict[sympy.Symbol, tuple[int, int | None]] | None = None
         self._numbers: dict[sympy.Basic, int] | None = None
+        self._divisors: dict[Size, None] | None = None
 
     def size(self, value: int | torch.SymInt) -> Size:
         """A size from a number of the trace.
@@ -141,6 +142,15 @@ class SymIntImporter:
             return low is not None and low >= 0
         return bool(prove_at_most(self.facts(), a, b))
 
+    def is_divisor(self, size: Size) -> bool:
+        """May one divide by a size? Where it is shown to be no less than 0; in `conditions` that becomes one of them."""
+        if self.is_at_most(0, size):
+            return True
+        if self._divisors is None:
+            return False
+        self._divisors[size - 1] = None
+        return True
+
     def _range(self, symbol: sympy.Symbol | None) -> tuple[int, int | None] | None:
         """Smallest and largest value of a symbol, by its range and by guards such as Eq(Min(512, s), s)."""
         if self._ends is None:
@@ -192,11 +202,14 @@ class SymIntImporter:
         others = []
         numbers, self._numbers, gathering, self._gathering = self._numbers, {}, self._gathering, True
         for guard in guards:
+            self._divisors = {}
             try:
-                sizes |= dict.fromkeys(self._condition(guard))
+                found = self._condition(guard)
             except Unsupported:
                 others.append(guard)
-        self._numbers, self._gathering = numbers, gathering
+            else:
+                sizes |= self._divisors | dict.fromkeys(found)
+        self._numbers, self._gathering, self._divisors = numbers, gathering, None
         open_ = [(size, self.range_of(size)[0]) for size in sizes if isinstance(size, Expr)]
         return [size for size, low in open_ if low is None or low < 0], others
 
@@ -333,7 +346,7 @@ def _divide(sizes: SymIntImporter, top: sympy.Basic, bottom: sympy.Basic) -> Siz
         if b == 0:
             raise cannot(top / bottom)
         return expr.floordiv(a, b) if b > 0 else expr.floordiv(-a, -b)
-    if not sizes.is_at_most(0, b):
+    if not sizes.is_divisor(b):
         raise cannot(top / bottom)
     return expr.floordiv(a, b)
 
