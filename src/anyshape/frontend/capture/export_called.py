@@ -25,6 +25,7 @@ from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing.fx_threads import fx_in_this_thread
 from anyshape.torch_compat.tracing.size_texts import size_texts
 
+aten = torch.ops.aten
 EXPORT = "anyshape.save(anyshape.compile(torch.export.export(model.eval(), inputs, dynamic_shapes=...)), path)"
 
 
@@ -107,7 +108,13 @@ def _freed(exported: torch.export.ExportedProgram, module: torch.nn.Module, call
             found = _exported(module, call, signature, True, strict=True)
     except Exception:  # the border to torch's tracer: what is there already will do
         return exported, False
-    return (found, True) if _fixed(found, call, signature, symbols) < fixed else (exported, False)
+    is_better = _fixed(found, call, signature, symbols) < fixed and _reads_data(found) <= _reads_data(exported)
+    return (found, True) if is_better else (exported, False)
+
+
+def _reads_data(exported: torch.export.ExportedProgram) -> bool:
+    """Whether a number of the program's data becomes one of Python's, which a file cannot do."""
+    return any(node.target in (aten._local_scalar_dense.default, aten.item.default) for node in exported.graph.nodes)
 
 
 def _fixed(exported: torch.export.ExportedProgram, call: TracedCall, signature: inspect.Signature,

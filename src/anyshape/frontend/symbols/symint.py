@@ -143,7 +143,7 @@ class SymIntImporter:
         return bool(prove_at_most(self.facts(), a, b))
 
     def is_divisor(self, size: Size) -> bool:
-        """May one divide by a size? Where it is shown to be no less than 0; in `conditions` that becomes one of them."""
+        """May one divide by a size? Where it is shown to be at least 0; in `conditions` that becomes one of them."""
         if self.is_at_most(0, size):
             return True
         if self._divisors is None:
