@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -145,3 +147,8 @@ def test_data_without_a_distribution_are_refused(name: str, arguments: list[obje
     with pytest.raises(InputError) as caught:
         OPERATORS[name](np.random.default_rng(0), "f32", *arguments)
     assert caught.value.why and caught.value.do
+
+
+def test_programs_that_draw_nothing_do_without_numpy_s_generators() -> None:
+    code = "import sys, anyshape.runtime.numpy_ops.calls; sys.exit('numpy.random' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from anyshape.base.errors import InputError
 
+if TYPE_CHECKING:
+    Draw: TypeAlias = np.random.Generator  # whose modules, 6 MB, most programs do without
+
 Array = np.ndarray[Any, Any]
-Draw = np.random.Generator
 _BITS = {"f16": 11, "bf16": 8}  # of a number in [0, 1), so that it is not rounded up to 1
 
 
