@@ -176,11 +176,13 @@ class _Export(NamedTuple):
                 if len(found) == MOST_SPECIAL:
                     return found
                 at_one = _at_one(its_call, ones)
-                with contextlib.suppress(Exception):  # the border to torch's tracer: the module does not take this size
+                try:
                     with all_sizes_traced():
                         special = _exported(self.module, at_one, self.signature, True, strict=self.strict)
-                    found.append(self.with_small(special, at_one, 1))
-                    open_.append((found[-1], at_one, ones[0]))
+                except Exception:  # the border to torch's tracer: the module does not take this size
+                    continue
+                found.append(self.with_small(special, at_one, 1))
+                open_.append((found[-1], at_one, ones[0]))
         return found
 
 
