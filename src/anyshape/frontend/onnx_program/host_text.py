@@ -1,5 +1,5 @@
-"""Operators of the host on text, which no program holds: what moves it, encoders that make numbers of it or it of
-numbers, and what makes text of text. Text is an array of objects (str).
+"""String operators, which run on the host, for no program holds text: what moves it, encoders from it or to it, and
+what makes text of text. Text is an array of objects (str).
 
     LabelEncoder(x: text[n], keys_strings=("red", "blue"), values_int64s=(0, 1))  -->  i64[n]
 """

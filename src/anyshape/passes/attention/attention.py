@@ -69,6 +69,7 @@ from anyshape.passes.attention.score_axes import (
     Unmatched,
     Written,
     leaves,
+    number_of,
     placed,
     shrunk,
     unrepeated,
@@ -403,9 +404,9 @@ def _fills(found: Match) -> list[float]:
     for node, place in found.steps:
         kind = node.output.tensor.dtype
         if node.op == "where":
-            fills.append(_number(node.inputs[3 - place]))
+            fills.append(number_of(node.inputs[3 - place]))
         elif node.op in ("mul", "div"):
-            number = _number(node.inputs[1 - place])
+            number = number_of(node.inputs[1 - place])
             by = number if node.op == "mul" else 1 / number if number else 0.0
             if not 0 < by < math.inf:
                 raise Unmatched
@@ -415,12 +416,6 @@ def _fills(found: Match) -> list[float]:
         if any(not value <= max(FAR, -_LARGEST[kind]) for value in fills):
             raise Unmatched
     return fills
-
-
-def _number(operand: Operand) -> float:
-    if isinstance(operand, bool) or not isinstance(operand, (int, float)):
-        raise Unmatched
-    return float(operand)
 
 
 def _sees_first(replay: Replay, graph: Graph, bias: Value) -> bool:
@@ -456,7 +451,7 @@ class _Mask:
         bias: Value | None = None
         for node, place in self.found.steps:
             if node.op in ("mul", "div"):
-                number = _number(node.inputs[1 - place])
+                number = number_of(node.inputs[1 - place])
                 self.scale = self.scale * number if node.op == "mul" else self.scale / number
                 bias = None if bias is None else self.replay.op(node.op, bias, number)
             elif node.op == "where":
@@ -470,7 +465,7 @@ class _Mask:
         return bias
 
     def filled(self, node: Node, place: int, bias: Value | None) -> Value:
-        number = _number(node.inputs[3 - place])
+        number = number_of(node.inputs[3 - place])
         if self.hides is not None and number > -math.inf:
             number = self.hides
         chosen = self.term(node, place, node.inputs[0])

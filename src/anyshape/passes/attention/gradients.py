@@ -1,4 +1,4 @@
-"""The gradients of attention that is written out: the products that make them of the gradient of its result.
+"""The backward of attention that is written out: the products that make them of the gradient of its result.
 
     P = E / Z            the weights: exponentials, and their sum along keys
     dV = Pᵀ dO           G = dO Vᵀ
@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row, type_of
 from anyshape.passes.attention.match import Match, Product, operands_of, same, turned
-from anyshape.passes.attention.score_axes import Axis, Dims, Equations, Laid, Unmatched, leaves, rooted, through
+from anyshape.passes.attention.score_axes import (
+    Axis,
+    Dims,
+    Equations,
+    Laid,
+    Unmatched,
+    leaves,
+    number_of,
+    rooted,
+    through,
+)
 
 _MOST = 6  # terms of a sum that are followed
 Powers = tuple[int, int, int, int]  # of E, G, Z and D
@@ -183,7 +193,7 @@ class _Sums:
     def of(self, operand: Operand, dims: Dims) -> tuple[Sum, frozenset[str]]:
         """An operand whose dims have these axes, and the masks that are in it."""
         if not isinstance(operand, Value):
-            return {_ONE: _number(operand)}, frozenset()
+            return {_ONE: number_of(operand)}, frozenset()
         shape = operand.tensor.shape
         dims = tuple(() if size == 1 else tuple(leaves(dim)) for size, dim in
                      zip(shape, dims[len(dims) - len(shape):], strict=True))
@@ -211,7 +221,7 @@ class _Sums:
         if node.op == "sum":
             return self._summed(node, dims)
         if node.op == "full":
-            return {_ONE: _number(node.inputs[0])}, frozenset()
+            return {_ONE: number_of(node.inputs[0])}, frozenset()
         below = through(self.graph, Laid(value, dims))
         if below is not None:
             return self.of(below[1].value, below[1].dims)
@@ -258,12 +268,6 @@ class _Sums:
                 found, filled = self.of(node.inputs[place], dims)
                 return found, filled | {step.output.name}
         raise Unmatched
-
-
-def _number(operand: Operand) -> float:
-    if isinstance(operand, bool) or not isinstance(operand, (int, float)):
-        raise Unmatched
-    return float(operand)
 
 
 def _times(a: Sum, b: Sum) -> Sum:

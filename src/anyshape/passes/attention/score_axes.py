@@ -26,6 +26,13 @@ class Unmatched(Exception):
     """It is not what is looked for."""
 
 
+def number_of(operand: Operand) -> float:
+    """An operand that is a number; Unmatched: it is none."""
+    if isinstance(operand, bool) or not isinstance(operand, (int, float)):
+        raise Unmatched
+    return float(operand)
+
+
 @dataclass(slots=True, eq=False)
 class Axis:
     """An axis; `parts`, from the outermost on, once it was taken apart."""

@@ -1,4 +1,4 @@
-"""Elements that are taken from or written to places, and bags of rows, by numpy. Nothing is written in place."""
+"""Gather, scatter and embedding bags, by numpy: elements from and to places. Nothing is written in place."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
